@@ -293,7 +293,7 @@ class TrainingSettings(_Settings):
             ge=1,
             le=64,
             description="Devices that a job learns on, each with a process: GPUs where there are any, else the "
-            "processor's cores.",
+            "processor's cores. On GPUs, isolated jobs need 1.",
         ),
     ] = 1
     preload_training: bool = Field(

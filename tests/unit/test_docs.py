@@ -28,6 +28,12 @@ def test_every_relative_link_leads_to_a_file() -> None:
     assert [(doc.name, link) for doc, link in links if not (doc.parent / link).exists()] == []
 
 
+def test_every_decision_is_in_the_list_of_decisions() -> None:
+    room = ROOT / "docs" / "decisions"
+    listed = LINK.findall(DOCS[room / "README.md"])
+    assert {file.name for file in room.glob("[0-9]*.md")} - {*listed} == set()
+
+
 def test_code_to_do_stands_in_the_file_that_it_names() -> None:
     excerpts = [found for text in DOCS.values() for found in EXCERPT.findall(text)]
     assert len(excerpts) >= 10

@@ -28,7 +28,7 @@ class Ticks:
         idle_tick_s: float = IDLE_TICK_S,
         shortest_s: float = SHORTEST_TICK_S,
     ) -> None:
-        """Start before the first step, with the pauses of the constants above."""
+        """Start before the first step; the pauses are those of the constants above unless given."""
         self._tick_s = tick_s
         self._idle_tick_s = idle_tick_s
         self._shortest_s = shortest_s

@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tuneship.isolation.kernel import system_call
-from tuneship.isolation.landlock import NVIDIA_DRIVER, NoLandlock, Places, confine
+from tuneship.isolation.landlock import NoLandlock, Places, confine
 from tuneship.isolation.system_calls import ARCHITECTURES, instructions, packed
 
 PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = (
@@ -78,9 +78,8 @@ def isolate(places: Places, *, is_needed: bool = True) -> None:
         if is_needed:
             raise CannotIsolate(str(error)) from None
     only_signals_to = os.getpid() if _landlock < SIGNALS_SINCE_VERSION else None
-    uses_cuda = places.uses_gpus and NVIDIA_DRIVER.exists()
     with suppress(*tolerated):
-        set_filter(packed(instructions(machine, only_signals_to, uses_cuda=uses_cuda)))
+        set_filter(packed(instructions(machine, only_signals_to, uses_cuda=places.uses_cuda)))
 
 
 def narrow(places: Places) -> bool:

@@ -75,6 +75,11 @@ class Places:
     # Whether it may use the GPUs of the machine.
     uses_gpus: bool = False
 
+    @property
+    def uses_cuda(self) -> bool:
+        """Whether it needs the rights without which CUDA does not start."""
+        return self.uses_gpus and NVIDIA_DRIVER.exists()
+
 
 def version() -> int:
     """Return the version of the kernel's Landlock interface. Raises `NoLandlock`."""
@@ -134,6 +139,7 @@ def _rules(places: Places) -> Iterable[tuple[Path, int]]:
     if places.uses_gpus:
         devices = [Path("/dev").glob(pattern) for pattern in ACCELERATORS]
         yield from ((path, DEVICE) for found in devices for path in found)
+    if places.uses_cuda:
         yield OWN_PROCESS, READ | WRITE_FILE | TRUNCATE
     for path in places.readable:
         yield path, READ

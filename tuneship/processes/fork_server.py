@@ -49,7 +49,7 @@ class ForkRequest:
     descriptors: tuple[int, ...] = ()
 
     def to_json(self) -> bytes:
-        """The message that requests it; its descriptors are sent along: the status pipe, the log, and the worker's
+        """The message that requests it; its descriptors are sent along: the status socket, the log, and the worker's
         own.
         """
         return json.dumps(asdict(self)).encode()

@@ -52,7 +52,7 @@ class ForkedProcess:
     """A process that was requested from a fork server. Obeys `Process`; may be used on any thread."""
 
     def __init__(self, status: socket.socket) -> None:
-        """`status`: the pipe that delivers the process id, or closes without one if the fork failed."""
+        """`status`: the socket that delivers the process id, or closes without one if the fork failed."""
         status.setblocking(False)
         self._status = status
         self._pid: int | None = None

@@ -27,14 +27,16 @@ def test_every_declared_operation_is_served_with_a_known_scope_and_nothing_else_
     assert len({one.name for one in declared}) == len(declared)
     assert len({(one.method, one.path) for one in declared}) == len(declared)
     assert {one.scope for one in declared} <= SCOPES
+    docs = [one.declaration.__doc__ or "" for one in declared]
+    assert [text for text in docs if not text.rstrip().endswith(".")] == []
 
 
 def test_reading_never_changes_and_creating_answers_201() -> None:
     for operation in DECLARED:
         if operation.scope.endswith(":read"):
             # A file is checked and not kept; whoever may look may sign in to look.
-            changes_nothing = ("validate_dataset", "create_sign_in_link")
-            assert operation.method == "GET" or operation.name in changes_nothing
+            posts_of_readers = ("validate_dataset", "create_sign_in_link")
+            assert operation.method == "GET" or operation.name in posts_of_readers
         assert operation.is_creating == (operation.status == 201)
         assert operation.method == "POST" or not operation.is_creating
 

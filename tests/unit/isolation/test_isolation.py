@@ -243,10 +243,9 @@ def test_without_signals_in_landlock_the_filter_lets_a_process_signal_only_itsel
 CUDA_AT_ITS_START = """
 import os, socket, threading, time
 from pathlib import Path
-from tuneship.isolation import isolation
-from tuneship.isolation.landlock import Places
-isolation.NVIDIA_DRIVER = Path("/dev/null")
-isolation.isolate(Places(uses_gpus={uses_gpus}))
+from tuneship.isolation import isolation, landlock
+landlock.NVIDIA_DRIVER = Path({driver!r})
+isolation.isolate(landlock.Places(uses_gpus={uses_gpus}))
 def outcome(action):
     try:
         action()
@@ -257,16 +256,17 @@ thread = threading.Thread(target=time.sleep, args=[600], daemon=True)
 thread.start()
 name = Path(f"/proc/self/task/{{thread.native_id}}/comm")
 print("name", outcome(lambda: name.write_text("cuda")))
+if not {uses_gpus} or {driver!r} != "/dev/null":
+    raise SystemExit(print("socket", outcome(lambda: socket.socket(socket.AF_UNIX))))
 print("internet", outcome(lambda: socket.socket(socket.AF_INET)))
 print("datagrams", outcome(lambda: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)))
 for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
     print("socket", outcome(lambda: socket.socket(socket.AF_UNIX, kind)))
-if {uses_gpus}:
-    one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    print("listen", outcome(lambda: (one.bind(f"\\0cuda-{{os.getpid()}}"), one.listen())))
-    print("file", outcome(lambda: socket.socket(socket.AF_UNIX).bind({path!r})))
-    print("accept", outcome(one.accept))
-    print("connect", outcome(lambda: socket.socket(socket.AF_UNIX).connect({listening!r})))
+one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+print("listen", outcome(lambda: (one.bind(f"\\0cuda-{{os.getpid()}}"), one.listen())))
+print("file", outcome(lambda: socket.socket(socket.AF_UNIX).bind({path!r})))
+print("accept", outcome(one.accept))
+print("connect", outcome(lambda: socket.socket(socket.AF_UNIX).connect({listening!r})))
 """
 
 
@@ -276,20 +276,25 @@ def test_cuda_can_start_in_a_training_and_no_socket_of_it_gets_through(tmp_path:
         listening.bind(str(tmp_path / "listening"))
         listening.listen()
         found = {
-            uses_gpus: printed(
+            case: printed(
                 "-c",
                 CUDA_AT_ITS_START.format(
-                    uses_gpus=uses_gpus,
+                    uses_gpus=case[0],
+                    driver=case[1],
                     path=str(tmp_path / "new"),
                     listening=str(tmp_path / "listening"),
                 ),
             ).splitlines()
-            for uses_gpus in (True, False)
+            for case in ((False, "/dev/null"), (True, "/dev/none"), (True, "/dev/null"))
         }
+    assert found[False, "/dev/null"] == ["name refused", "socket refused"]
+    assert found[True, "/dev/none"] == ["name refused", "socket refused"], "there is no driver"
     closed = ["internet refused", "datagrams refused"]
-    assert found[False] == ["name refused", *closed, "socket refused", "socket refused"]
     opened = ["name done", *closed, "socket done", "socket done", "listen done"]
-    assert found[True] == [*opened, "file refused", "accept refused", "connect refused"]
+    assert found[True, "/dev/null"] == [
+        *(*opened, "file refused"),
+        *("accept refused", "connect refused"),
+    ]
 
 
 def test_files_that_another_thread_would_keep_are_reported(tmp_path: Path) -> None:

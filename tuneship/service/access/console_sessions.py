@@ -207,7 +207,8 @@ class ConsoleSessions:
         if not used:
             return
         with self._database.write_beside() as connection:
-            for digest, moment in used.items():
+            # In the order of the keys, so that two such transactions never wait for each other.
+            for digest, moment in sorted(used.items()):
                 session_records.note_use(connection, digest, moment)
         # Only now, and only these: until it is stored a use is known here alone, and pages note more meanwhile.
         for digest, moment in used.items():

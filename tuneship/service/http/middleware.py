@@ -89,19 +89,28 @@ class EntryMiddleware:
             self._count(scope, answer.status, started)
 
     async def _authenticate(self, request: Request, dialect: Dialect) -> None:
-        """Find the caller by its key. Raises `AuthenticationError`, or `RateLimitExceeded` after too many failures.
-
-        Only failures are limited. A good key passes from an address that has failed too often: behind it may be a
-        whole hospital, with one stale agent. While the service drains, nobody passes (503).
+        """Find the caller, and show the connection whether there is one. Raises `AuthenticationError`, or
+        `RateLimitExceeded` after too many failures. While the service drains, nobody passes (503).
         """
         if self._boundary.parts.drain.has_begun:
             raise InternalError("the service is shutting down", status=503, retry_after=1)
         connection: Connection | None = request.scope["state"].get(CONNECTION)
-        if dialect.authenticate is not None:
-            request.state.principal = await dialect.authenticate(self._boundary, request)
+        try:
+            if dialect.authenticate is None:
+                await self._authenticate_by_key(request, dialect)
+            else:
+                request.state.principal = await dialect.authenticate(self._boundary, request)
+        finally:
             if connection is not None:
-                connection.show_key(is_valid=True)
-            return
+                # A caller over its limit has a valid key all the same.
+                connection.show_key(is_valid="principal" in request.scope["state"])
+
+    async def _authenticate_by_key(self, request: Request, dialect: Dialect) -> None:
+        """Find the caller by its key, and count the request.
+
+        Only failures are limited. A good key passes from an address that has failed too often: behind it may be a
+        whole hospital, with one stale agent.
+        """
         limits = self._boundary.limits
         source = source_of(request.client.host if request.client else "")
         failures = limits.failures(source)
@@ -109,8 +118,6 @@ class EntryMiddleware:
         try:
             principal = await self._principal_of(*given, is_limited=failures.exceeded)
         except AuthenticationError:
-            if connection is not None:
-                connection.show_key(is_valid=False)
             request.state.window = limits.count_failure(source)
             if failures.exceeded:
                 text = "too many failed authentications"
@@ -119,8 +126,6 @@ class EntryMiddleware:
             if given[0] and limits.count_audited_failure():
                 await asyncio.to_thread(record_failure, self._boundary, request)
             raise
-        if connection is not None:
-            connection.show_key(is_valid=True)
         request.state.principal = principal
         generating = ("/generate", "/embeddings", *dialect.generating)
         kind = "generate" if request.scope["path"].endswith(generating) else "control"

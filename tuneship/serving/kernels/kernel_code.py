@@ -300,7 +300,7 @@ class _Attention:
         part.end()
 
     def _head(self, pointer: Any, number: Any) -> Any:
-        """The address of a head, counted from a pointer."""
+        """The address `number` heads after a pointer."""
         return self._b.gep(pointer, [self._b.mul(number, self._b.mul(self._dim, _INT64(4)))])
 
 

@@ -38,7 +38,7 @@ def choose(
 
 
 def _draw(probabilities: Tensor, top_p: float, draw: float) -> int:
-    """Sample from the nucleus (the fewest tokens with a mass of top_p), by its inverse cumulative distribution."""
+    """Sample from the nucleus (the fewest likely tokens whose mass reaches top_p), by its inverse distribution."""
     if top_p >= 1:
         return _place(probabilities.cumsum(0), draw)
     # Sorting a whole vocabulary takes 10 ms.

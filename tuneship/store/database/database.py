@@ -542,7 +542,7 @@ def _begin_postgres(settings: Mapping[str, str]) -> Callable[[sa.Connection], No
 
 
 def _locks(tenant: str | None) -> str:
-    """The statements with which a transaction on Postgres takes its locks, in order."""
+    """The calls with which a transaction on Postgres takes its locks, in order."""
     if tenant is None:
         return f"pg_advisory_xact_lock({WRITER_LOCK})"
     signed = int.from_bytes(zlib.crc32(tenant.encode()).to_bytes(4), signed=True)

@@ -36,9 +36,10 @@ def find(connection: sa.Connection, digest: bytes) -> sa.RowMapping | None:
 
 
 def note_use(connection: sa.Connection, digest: bytes, now: datetime) -> None:
-    """Note that the person did something."""
+    """Note that the person did something, unless a later use is stored already."""
     sessions = console_sessions
-    connection.execute(sa.update(sessions).where(sessions.c.digest == digest).values(used_at=now))
+    noted = sa.update(sessions).where(sessions.c.digest == digest, sessions.c.used_at < now)
+    connection.execute(noted.values(used_at=now))
 
 
 def end(connection: sa.Connection, digest: bytes) -> bool:

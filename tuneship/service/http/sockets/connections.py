@@ -157,6 +157,9 @@ class Connection(H11Protocol):
         if self._head_began_at is None and self._is_between_requests:
             self._head_began_at = self.loop.time()
         super().data_received(data)
+        if not self._is_between_requests and self._has_key:
+            # Finding the caller may take a thread: until then the key of the request before counts.
+            self._open_connections.protect(self)
         if not self._is_between_requests or self._is_input_complete:
             self._head_began_at = None
 
