@@ -187,14 +187,14 @@ def backends_of(cluster: Cluster, url: str) -> set[int]:
 # A service in which the function `stands_still` is called as soon as it is ready.
 PLANTED = """
 import asyncio, ctypes, threading, time
-from tuneship.service import serve
+from tuneship.service import serve, service_server
 from tuneship.service.context.timing import ServiceTiming
 from tuneship.settings import ServiceSettings
-startup = serve._Server.startup
+startup = service_server.ServiceServer.startup
 async def planted(self, sockets=None):
     await startup(self, sockets)
     asyncio.get_running_loop().call_later(0.5, stands_still)
-serve._Server.startup = planted
+service_server.ServiceServer.startup = planted
 def stuck_for_ever():
     while True:
         time.sleep(1)

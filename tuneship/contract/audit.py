@@ -13,6 +13,7 @@ from tuneship.contract.declaring.examples import NOON, NOON_MS, REQUEST, SUFFIX
 from tuneship.contract.declaring.operation import Example, operation
 from tuneship.contract.declaring.pages import by_after
 from tuneship.contract.declaring.verbs import C_co, Pages, Resource, Verb
+from tuneship.contract.errors import ResourceNotFound
 
 
 class AuditEntry(Reply):
@@ -91,6 +92,7 @@ def list_audit(limit: LogLimit = 100, after: str | None = None) -> AuditPage:
     "GET",
     "/v1/audit/head",
     scope="audit:read",
+    errors=(ResourceNotFound,),
     example=Example(
         reply={
             "seq": 4711,
