@@ -37,6 +37,7 @@ from tuneship.settings import (
     LocalSettings,
     ServiceSettings,
     embedded_service_environment,
+    faults_in,
     service_variables,
     written_url,
 )
@@ -297,10 +298,7 @@ def main() -> NoReturn:
         )
         sys.exit(130)
     except ValidationError as fault:
-        names = ", ".join(
-            f"TUNESHIP_{str(one['loc'][0]).upper()}" for one in fault.errors() if one["loc"]
-        )
-        sys.exit(f"a setting is not valid: {names or fault.errors()[0]['msg']}")
+        sys.exit(f"a setting is not valid: {faults_in(fault)}")
     except ApiError as error:
         sys.exit(f"the service refused ({error.code}): {error.message}")
     except (NotStarted, AtWork, CommandFailed, TuneshipError) as failure:

@@ -4,8 +4,10 @@ The only module that reads the environment (prefix `TUNESHIP_`). Every setting h
 flows work without any configuration.
 """
 
+import difflib
 import json
 import os
+import re
 import shlex
 from collections.abc import Mapping
 from ipaddress import IPv4Network, IPv6Network
@@ -21,6 +23,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 HOME = Path("~/.tuneship").expanduser()
@@ -74,7 +77,7 @@ class _Settings(BaseSettings):
 class AddressSettings(_Settings):
     """Addresses to listen on, and those that may connect."""
 
-    host: str = "127.0.0.1"
+    host: str = Field(default="127.0.0.1", description="The address to listen on; 0.0.0.0: all.")
     port: Annotated[int, Field(ge=0, le=65535, description="0 takes a free port.")] = 8700
     public_url: str | None = Field(
         default=None, description="Base of the URLs in answers; default: host and port."
@@ -106,7 +109,9 @@ class AddressSettings(_Settings):
 class FileSettings(_Settings):
     """Files and folders of the service, and the room for them."""
 
-    data_dir: Path = HOME / "data"
+    data_dir: Path = Field(
+        default=HOME / "data", description="The service's database, keys, datasets and models."
+    )
     master_key_file: Path | None = Field(
         default=None,
         description="The secret that all others come from, made at the first start; default: `master.key` in the data "
@@ -126,7 +131,9 @@ class FileSettings(_Settings):
     minimum_free_disk_bytes: Annotated[
         int, Field(ge=0, description="Below this, or the share, uploads are refused (503).")
     ] = 2 << 30
-    minimum_free_disk_share: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    minimum_free_disk_share: Annotated[
+        float, Field(ge=0, lt=1, description="The same as a share of the disk.")
+    ] = 0.05
     audit_heads: Path | None = Field(
         default=None,
         description="File of the audit chain's signed heads; default: in the data directory. Elsewhere is safer.",
@@ -203,7 +210,10 @@ class CatalogueSettings(_Settings):
 class ApiSettings(_Settings):
     """The offer of the APIs, and the form of their answers."""
 
-    api_profile: ApiProfile = "auto"
+    api_profile: ApiProfile = Field(
+        default="auto",
+        description="Form of the answers: `full`, `simplified`, or by what a request looks like.",
+    )
     client_profiles: dict[str, ApiProfile] = Field(
         default_factory=dict[str, ApiProfile],
         description="Profiles of single clients, by client id (JSON).",
@@ -224,7 +234,10 @@ class ApiSettings(_Settings):
         default=False,
         description="Let models that were trained in hipaa mode be exported, by the API and the command.",
     )
-    allow_fault_injection: bool = False
+    allow_fault_injection: bool = Field(
+        default=False,
+        description="Let tags of a deployment make it slow or faulty, for drills. Not for production.",
+    )
 
 
 class ConsoleSettings(_Settings):
@@ -247,15 +260,30 @@ class ConsoleSettings(_Settings):
 class LimitSettings(_Settings):
     """Limits of one tenant."""
 
-    control_requests_per_minute: Annotated[int, Field(ge=0)] = 600
-    generate_requests_per_minute: Annotated[int, Field(ge=0)] = 1200
-    generate_timeout_s: Annotated[float, Field(gt=0)] = 120.0
-    maximum_active_jobs: Annotated[int, Field(ge=1)] = 10
-    maximum_active_batches: Annotated[int, Field(ge=1)] = 20
-    maximum_active_evaluations: Annotated[int, Field(ge=1)] = 4
-    maximum_deployments: Annotated[int, Field(ge=1)] = 50
+    control_requests_per_minute: Annotated[
+        int,
+        Field(ge=0, description="Requests of all kinds but generations, in a minute; 0: no limit."),
+    ] = 600
+    generate_requests_per_minute: Annotated[
+        int, Field(ge=0, description="Generations in a minute; 0: no limit.")
+    ] = 1200
+    generate_timeout_s: Annotated[
+        float, Field(gt=0, description="Seconds after which a generation is ended.")
+    ] = 120.0
+    maximum_active_jobs: Annotated[
+        int, Field(ge=1, description="Jobs that are queued or train.")
+    ] = 10
+    maximum_active_batches: Annotated[
+        int, Field(ge=1, description="Batches that are not done.")
+    ] = 20
+    maximum_active_evaluations: Annotated[
+        int, Field(ge=1, description="Evaluations that are not done.")
+    ] = 4
+    maximum_deployments: Annotated[
+        int, Field(ge=1, description="Deployments that are not deleted.")
+    ] = 50
     maximum_endpoints: Annotated[int, Field(ge=1, description="Canary endpoints included.")] = 500
-    maximum_datasets: Annotated[int, Field(ge=1)] = 1000
+    maximum_datasets: Annotated[int, Field(ge=1, description="Datasets.")] = 1000
     maximum_dataset_bytes: Annotated[
         int,
         Field(
@@ -265,7 +293,7 @@ class LimitSettings(_Settings):
     inline_dataset_bytes: Annotated[
         int, Field(ge=0, description="Bigger files are checked after their upload is answered.")
     ] = 64 << 20
-    maximum_webhooks: Annotated[int, Field(ge=1)] = 20
+    maximum_webhooks: Annotated[int, Field(ge=1, description="Receivers of events.")] = 20
 
 
 class WebhookSettings(_Settings):
@@ -482,12 +510,21 @@ class ServiceSettings(
 class ClientSettings(_Settings):
     """The client's settings for reaching a service."""
 
-    url: str = ""
-    api_key: SecretStr = SecretStr("")
-    client_id: str = ""
-    connect_timeout_s: Annotated[float, Field(gt=0)] = 5.0
-    read_timeout_s: Annotated[float, Field(gt=0)] = 150.0
-    tries: Annotated[int, Field(ge=1, le=20)] = 2
+    url: str = Field(default="", description="The address of the service, e.g. https://host:8700.")
+    api_key: SecretStr = Field(default=SecretStr(""), description="A key of that service.")
+    client_id: str = Field(default="", description="The tenant that the key belongs to.")
+    connect_timeout_s: Annotated[
+        float, Field(gt=0, description="Seconds to wait for a connection.")
+    ] = 5.0
+    read_timeout_s: Annotated[
+        float, Field(gt=0, description="Seconds to wait for the next part of an answer.")
+    ] = 150.0
+    tries: Annotated[
+        int,
+        Field(
+            ge=1, le=20, description="How often a request is sent that fails for a passing reason."
+        ),
+    ] = 2
     ca_file: Path | None = Field(
         default=None,
         description="PEM file of a private authority that signed the service's certificate.",
@@ -515,7 +552,9 @@ class PipelineSettings(_Settings):
         default=HOME / "records", description="Rollout records; workers and guard share it."
     )
     reports: Path = Field(default=HOME / "reports", description="Markdown reports and plots.")
-    data_dir: Path = HOME / "data"
+    data_dir: Path = Field(
+        default=HOME / "data", description="The service's database, keys, datasets and models."
+    )
     log_file: Path | None = Field(
         default=None, description="Where the embedded service logs; default: in its data directory."
     )
@@ -527,14 +566,14 @@ class TrackingSettings(_Settings):
     mlflow_url: str | None = Field(
         default=None, description="An MLflow server, e.g. http://host:5000."
     )
-    mlflow_experiment: str = "tuneship"
+    mlflow_experiment: str = Field(default="tuneship", description="The experiment of its runs.")
     tensorboard_dir: Path | None = Field(
         default=None, description="The log folder of TensorBoard, as for `tensorboard --logdir`."
     )
     wandb_dir: Path | None = Field(
         default=None, description="Where offline runs of Weights & Biases are written."
     )
-    wandb_project: str = "tuneship"
+    wandb_project: str = Field(default="tuneship", description="The project of those runs.")
     tracking_timeout_s: Annotated[
         float, Field(gt=0, le=3600, description="Until all trackers are done; then they are ended.")
     ] = 120.0
@@ -547,12 +586,16 @@ class LocalSettings(_Settings):
     prefect_dir: Path = Field(
         default=HOME / "prefect", description="The Prefect server's database."
     )
-    prefect_port: Annotated[int, Field(ge=1, le=65535)] = 4200
+    prefect_port: Annotated[
+        int, Field(ge=1, le=65535, description="Where the Prefect server of `make up` listens.")
+    ] = 4200
     bridge_port: Annotated[
         int,
         Field(ge=1, le=65535, description="Where the service's webhooks become Prefect events."),
     ] = 8701
-    bridge_secret_file: Path = HOME / "webhook.json"
+    bridge_secret_file: Path = Field(
+        default=HOME / "webhook.json", description="The webhook's id and its signing secret."
+    )
 
 
 def worker_environment(extra: Mapping[str, str]) -> dict[str, str]:
@@ -566,9 +609,35 @@ def embedded_service_environment() -> dict[str, str]:
     return dict(os.environ)
 
 
-def variables_in(error: ValidationError) -> str:
-    """The environment variables that an error of settings is about; pydantic's own message may hold their values."""
-    return ", ".join(f"TUNESHIP_{str(one['loc'][0]).upper()}" for one in error.errors())
+def faults_in(error: ValidationError) -> str:
+    """Name the environment variables that an error is about, each with its rule, and never with its value."""
+    return "; ".join(map(_fault, error.errors(include_input=False, include_context=False)))
+
+
+def _fault(problem: ErrorDetails) -> str:
+    rule = problem["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
+    rule = rule.replace("Input should be", "must be")
+    if not problem["loc"]:  # a rule about several settings names them itself
+        return rule
+    return f"TUNESHIP_{problem['loc'][0]} ".upper() + rule
+
+
+def unknown_variables() -> list[str]:
+    """Variables of the environment that look like settings and are none, each with the nearest one."""
+    groups = (ServiceSettings, ClientSettings, PipelineSettings, TrackingSettings, LocalSettings)
+    known = {f"TUNESHIP_{name.upper()}" for group in groups for name in group.model_fields}
+    found: list[str] = []
+    for name in sorted(os.environ):
+        # Kubernetes gives the address of a service called tuneship in variables of the second form.
+        if (
+            name in known
+            or not name.startswith("TUNESHIP_")
+            or re.search(r"_SERVICE_|_PORT_\d", name)
+        ):
+            continue
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+        found.append(f"{name} (did you mean {near[0]}?)" if near else name)
+    return found
 
 
 def service_variables(settings: ClientSettings) -> dict[str, str]:

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from scripts import reference
+
 ROOT = Path(__file__).parents[2]
 DOCS = {doc: doc.read_text() for doc in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))}
 PATH = re.compile(
@@ -44,3 +46,14 @@ def test_code_to_do_stands_in_the_file_that_it_names() -> None:
         if line not in map(str.strip, (ROOT / file).read_text().splitlines())
     ]
     assert lost == []
+
+
+def test_the_reference_is_that_of_the_code() -> None:
+    written = {file.name: file.read_text() for file in reference.FOLDER.glob("*.md")}
+    assert written == reference.pages(), "run: python scripts/reference.py"
+
+
+def test_every_setting_has_a_meaning() -> None:
+    rows = [line for line in reference.pages()["settings.md"].splitlines() if line[:3] == "| `"]
+    assert len(rows) > 80
+    assert [row for row in rows if row.endswith("|  |")] == []

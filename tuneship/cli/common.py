@@ -38,19 +38,13 @@ def service_settings(**options: Any) -> "ServiceSettings":
     """The service's settings; for an option that is None the environment decides."""
     from pydantic import ValidationError  # noqa: PLC0415 - starts slowly
 
-    from tuneship.settings import ServiceSettings  # noqa: PLC0415
+    from tuneship.settings import ServiceSettings, faults_in  # noqa: PLC0415
 
     chosen = {name: value for name, value in options.items() if value is not None}
     try:
         return ServiceSettings(**chosen)
     except ValidationError as error:
-        # pydantic's message may hold the value, so only the setting's name is printed. Errors about
-        # several settings have no name, and their text is from `settings.py`.
-        faults = [
-            ".".join(map(str, fault["loc"])) or fault["msg"].removeprefix("Value error, ")
-            for fault in error.errors()
-        ]
-        fail(f"a setting is not valid: {', '.join(faults)}")
+        fail(f"a setting is not valid: {faults_in(error)}")
 
 
 def has_installation(settings: "ServiceSettings") -> bool:

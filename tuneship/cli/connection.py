@@ -55,12 +55,12 @@ def settings_of_environment() -> tuple["ClientSettings", "PipelineSettings"]:
     """Read the settings of the client and of the pipeline from the environment. Raises `NoService`."""
     from pydantic import ValidationError  # noqa: PLC0415 - starts slowly
 
-    from tuneship.settings import ClientSettings, PipelineSettings, variables_in  # noqa: PLC0415
+    from tuneship.settings import ClientSettings, PipelineSettings, faults_in  # noqa: PLC0415
 
     try:
         return ClientSettings(), PipelineSettings()
     except ValidationError as error:
-        raise NoService(f"a setting is not valid: {variables_in(error)}") from None
+        raise NoService(f"a setting is not valid: {faults_in(error)}") from None
 
 
 def chosen_service() -> ChosenService:

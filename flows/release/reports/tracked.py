@@ -12,7 +12,7 @@ from flows.rollout.tracked import last_shares, last_states
 from flows.shared.errors import BadInput
 from flows.shared.tracking import track
 from tuneship.contract.models import job_of_model
-from tuneship.settings import TrackingSettings, variables_in
+from tuneship.settings import TrackingSettings, faults_in
 from tuneship.tracking.targets import targets_of
 from tuneship.tracking.tracked_run import TrackedRelease
 
@@ -23,7 +23,7 @@ def chosen_trackers(choice: Tracking) -> TrackingSettings:
         settings = choice.settings
         targets_of(settings)
     except ValidationError as error:
-        raise BadInput(f"tracking: a setting is not valid: {variables_in(error)}") from None
+        raise BadInput(f"tracking: a setting is not valid: {faults_in(error)}") from None
     except ValueError as error:
         raise BadInput(f"tracking: TUNESHIP_MLFLOW_URL {error}") from None
     return settings

@@ -289,7 +289,10 @@ def test_a_setting_of_the_environment_that_cannot_be_read_is_named(
 ) -> None:
     monkeypatch.setenv("TUNESHIP_PORT", "many")
     done = installed.run("list")
-    assert (done.exit_code, done.stderr) == (1, "tuneship: a setting is not valid: port\n")
+    assert (done.exit_code, done.stderr) == (
+        1,
+        "tuneship: a setting is not valid: TUNESHIP_PORT must be a valid integer\n",
+    )
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def export(
     """
     from pydantic import ValidationError  # noqa: PLC0415 - starts slowly
 
-    from tuneship.settings import TrackingSettings, variables_in  # noqa: PLC0415
+    from tuneship.settings import TrackingSettings, faults_in  # noqa: PLC0415
 
     try:
         from tuneship.tracking.job_facts import JobNotEnded, run_of_job  # noqa: PLC0415
@@ -58,7 +58,7 @@ def export(
         chosen |= {PLACES[to]: place} if place else {}
         targets = targets_of(TrackingSettings.model_validate(settings.model_dump() | chosen))
     except ValidationError as error:
-        fail(f"a setting is not valid: {variables_in(error)}")
+        fail(f"a setting is not valid: {faults_in(error)}")
     except ValueError as error:
         fail(f"--place: {error}")
     if not targets:

@@ -44,6 +44,10 @@ def serve(  # noqa: PLR0913 - the options of a command
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     for name in ("alembic", "uvicorn.error"):  # their own progress is of no use to an operator
         logging.getLogger(name).setLevel(logging.WARNING)
+    from tuneship.settings import unknown_variables  # noqa: PLC0415 - starts slowly
+
+    for name in unknown_variables():
+        logging.getLogger("tuneship").warning("%s is no setting and is ignored", name)
     try:
         from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415 - the light install has no service
 
