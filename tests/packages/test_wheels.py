@@ -361,6 +361,7 @@ def test_the_command_of_the_client_logs_in(command: Installed, start: Any) -> No
     ("arguments", "said"),
     [
         (("init", "shop"), "this needs `pip install tuneship`: tuneship-client holds no pipeline"),
+        (("doctor",), "this needs `pip install tuneship`: tuneship-client knows no machine"),
         (("keys", "list"), "this needs `pip install 'tuneship[service]'` (missing: sqlalchemy)"),
         (("serve",), "the service needs `pip install 'tuneship[service]'` (missing: sqlalchemy)"),
     ],

@@ -20,6 +20,7 @@ ALONE = {
     "backup": "backup",
     "restore": "backup",
     "check": "backup",
+    "doctor": "doctor",
     "login": "login",
     "logout": "login",
     "whoami": "login",
