@@ -27,7 +27,7 @@ NEEDED = pyproject.toml packaging/client/pyproject.toml constraints.txt packagin
 # The stamp goes first, so that an installation that was interrupted is done again by the next command.
 FORGET = rm -f $(VENV)/service.stamp && $(BIN)/python -m pip uninstall -qq --yes tuneship tuneship-client
 
-.PHONY: demo demo-smollm2 demo-cluster up down up-cluster down-cluster quick test test-all coverage soak zoo check bench lock packages clean
+.PHONY: demo demo-smollm2 demo-cluster up down up-cluster down-cluster quick test test-all coverage soak zoo check bench lock packages docs clean
 
 demo: $(VENV)/service.stamp ## four releases: a good one, bad data, bad behaviour, worse answers
 	@$(BIN)/python examples/demo.py
@@ -97,8 +97,12 @@ packages: $(VENV)/dev.stamp ## both wheels, in dist/
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist packaging/client
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist .
 
+docs: $(VENV)/docs.stamp ## the documentation as a site, in build/docs; a link that leads nowhere is an error
+	$(BIN)/python -m sphinx -q -W --keep-going -b html -c docs/site . build/docs
+	@echo "open build/docs/docs/index.html"
+
 clean: ## forget the environment and the demos' files
-	rm -rf $(VENV) .demo .demo-smollm2 .demo-cluster .cluster
+	rm -rf $(VENV) build .demo .demo-smollm2 .demo-cluster .cluster
 
 $(VENV)/python.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || { \
@@ -115,6 +119,10 @@ $(VENV)/service.stamp: $(VENV)/python.stamp $(NEEDED)
 
 $(VENV)/gguf.stamp: $(VENV)/service.stamp packaging/locked/gguf.txt
 	$(LOCKED) -r packaging/locked/gguf.txt
+	@touch $@
+
+$(VENV)/docs.stamp: $(VENV)/service.stamp packaging/locked/docs.txt
+	$(LOCKED) -r packaging/locked/docs.txt
 	@touch $@
 
 $(VENV)/cluster.stamp: $(VENV)/service.stamp packaging/locked/node.txt packaging/locked/cluster.txt

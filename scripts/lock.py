@@ -32,6 +32,7 @@ LOCKS = {
     "node": (".", "node"),
     "cluster": (".", "cluster"),
     "development": (".", "dev"),
+    "docs": (".", "docs"),
 }
 # They hold only what these do not, and are installed together with them.
 MORE = {
@@ -39,6 +40,7 @@ MORE = {
     "node": ("service",),
     "cluster": ("service", "node"),
     "development": ("service",),
+    "docs": ("service",),
 }
 # The lock of what builds both distributions: without it, pip would download the newest build backend.
 BUILD = "build"
@@ -47,7 +49,7 @@ TORCH = {"torch-cpu": "+cpu", "torch-cuda": ""}
 TORCH_PLATFORM = ("--python-platform", "x86_64-manylinux_2_28")
 WITH_EXTRAS = re.compile(r"^([a-z0-9-]+)\[[^]]+\](==.*\n(?: +--hash=.*\n)+)", flags=re.MULTILINE)
 ENTRY = re.compile(r"^[a-z0-9].*\n(?: +.*\n)+", flags=re.MULTILINE)
-EDITABLE = ("-e", "packaging/client", "-e", ".[dev,cluster]")
+EDITABLE = ("-e", "packaging/client", "-e", ".[dev,cluster,docs]")
 
 
 def canonical(name: str) -> str:
