@@ -129,6 +129,11 @@ class ReleaseQuestion(Reply):
     id: str
     asks: list[str]
     until: Timestamp | None
+    allowed: list[str] = Field(
+        description="The decisions that the calling key may give: without `promote` where another person's key has to, "
+        "and none without the scope."
+    )
+    needs_reason: bool = Field(description="Reason and ticket are required: the hipaa mode.")
     answer: GivenAnswer | None
 
 
@@ -304,7 +309,11 @@ def delete_release(release_id: ReleaseId) -> ReleaseDeleted:
     ),
 )
 def add_release_lines(release_id: ReleaseId, added: ReleaseLines) -> LinesStored:
-    """Store the next lines of a record, each exactly once; 409 for a gap, with its place in `details` (additive)."""
+    """Store the next lines of a record, each exactly once (additive).
+
+    Known lines are skipped. 409 for a gap: the one of `details` has the code `gap`, and in `line` the number of the
+    line that comes next.
+    """
     raise NotImplementedError
 
 
@@ -348,6 +357,8 @@ def list_release_lines(
                 "id": "7c1e5b0a",
                 "asks": ["promotion"],
                 "until": LATER,
+                "allowed": ["promote", "roll back"],
+                "needs_reason": False,
                 "answer": {**EXAMPLE_ANSWER, "at": NOON},
             },
         },
