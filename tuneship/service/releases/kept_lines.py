@@ -41,18 +41,18 @@ class _Gate(BaseModel):
 
 # The fields of each kind of line in a release's own record, and their forms. Each line also has its time, `at`.
 _OWN_KINDS: Mapping[str, Mapping[str, Any]] = {
-    "begun": {"flow_run_id": Word, "endpoint_id": Word | None},
+    "begun": {"flow_run_id": Word, "endpoint_id": Word},
     "release": {"digest": Word},
     "data": {
         "dataset_id": Word,
-        "validation_dataset_id": Word | None,
-        "held_out_dataset_id": Word | None,
+        "validation_dataset_id": Word,
+        "held_out_dataset_id": Word,
         "training_examples": Count,
         "validation_examples": Count,
     },
     "job": {"id": Word},
     "trained": {"id": Word},
-    "training_gates": {"decision": Word, "reason": Word | None, "gates": list[_Gate]},
+    "training_gates": {"decision": Word, "reason": Word, "gates": list[_Gate]},
     "question": {"question": Word, "asks": list[Word], "until": datetime},
     "held_gates": {
         "question": Word,
@@ -63,7 +63,7 @@ _OWN_KINDS: Mapping[str, Mapping[str, Any]] = {
     "baseline": {"id": Word},
     "candidate": {"id": Word},
     "smoke_test": {"gates": list[_Gate]},
-    "evaluation": {"id": Word | None, "verdict": Word, "gates": list[_Gate]},
+    "evaluation": {"id": Word, "verdict": Word, "gates": list[_Gate]},
     "rollout": {"gates": list[_Gate]},
     "ended": {"outcome": Word, "reason": Word},
     "model_card": {"sha256": Word},
@@ -85,11 +85,9 @@ def is_of_rollout(record: str) -> bool:
     return record.startswith("rollout-")
 
 
-def kept_line(record: str, line: Mapping[str, Any], *, hipaa: bool) -> dict[str, Any]:
+def kept_line(record: str, line: Mapping[str, Any]) -> dict[str, Any]:
     """What is stored of a line."""
     kept = _of_rollout(line) if is_of_rollout(record) else _of_release(line)
-    if hipaa:
-        kept = without_comment(kept)
     return kept if len(to_json(kept)) <= LONGEST else _unknown(line)
 
 
