@@ -79,7 +79,8 @@ class ReleaseCreate(CreateRequest):
     links: dict[
         Literal["prefect_run"], Annotated[str, Field(max_length=2048, pattern=ONE_LINE)]
     ] = Field(
-        default_factory=dict, description="Addresses for people. Only http and https are kept."
+        default_factory=dict[Literal["prefect_run"], str],
+        description="Addresses for people. Only http and https are kept.",
     )
 
 
@@ -129,6 +130,11 @@ class ReleaseQuestion(Reply):
     id: str
     asks: list[str]
     until: Timestamp | None
+    allowed: list[str] = Field(
+        description="The decisions that the calling key may give: without `promote` where another person's key has to, "
+        "and none without the scope."
+    )
+    needs_reason: bool = Field(description="Reason and ticket are required: the hipaa mode.")
     answer: GivenAnswer | None
 
 
@@ -184,6 +190,30 @@ class ReleaseLinePage(Reply):
 
     lines: list[ReleaseLine]
     pagination: LogCursor
+
+
+class LookPoint(Reply):
+    """One look in short, for charts."""
+
+    number: int
+    at: Timestamp | None
+    weight: int
+    verdict: str
+    reason: str
+    gates: dict[str, tuple[float | None, float | None]] = Field(
+        description="For each gate its evidence that the candidate is within the limit, and that it is beyond: ln E "
+        "over its threshold, so that 1 decides."
+    )
+
+
+class ReleaseEvidence(Reply):
+    """What the looks at both deployments have found. Of many looks a part is shown, the newest always."""
+
+    looks: int
+    points: list[LookPoint]
+    last_look: dict[str, Any] | None = Field(
+        description="The newest look whole, with counts, values and limits of its gates."
+    )
 
 
 class LinesStored(Reply):
@@ -304,7 +334,11 @@ def delete_release(release_id: ReleaseId) -> ReleaseDeleted:
     ),
 )
 def add_release_lines(release_id: ReleaseId, added: ReleaseLines) -> LinesStored:
-    """Store the next lines of a record, each exactly once; 409 for a gap, with its place in `details` (additive)."""
+    """Store the next lines of a record, each exactly once (additive).
+
+    Known lines are skipped. 409 for a gap: the one of `details` has the code `gap`, and in `line` the number of the
+    line that comes next.
+    """
     raise NotImplementedError
 
 
@@ -327,9 +361,35 @@ def add_release_lines(release_id: ReleaseId, added: ReleaseLines) -> LinesStored
     ),
 )
 def list_release_lines(
-    release_id: ReleaseId, limit: LogLimit = 100, after: str | None = None
+    release_id: ReleaseId, limit: LogLimit = 100, after: str | None = None, looks: bool = True
 ) -> ReleaseLinePage:
-    """List the stored lines of a release, oldest first (additive)."""
+    """List the stored lines of a release, oldest first (additive). `looks=false` leaves out looks and probes."""
+    raise NotImplementedError
+
+
+@operation(
+    "GET",
+    "/v1/releases/{release_id}/evidence",
+    scope="releases:read",
+    example=Example(
+        reply={
+            "looks": 1,
+            "points": [
+                {
+                    "number": 1,
+                    "at": NOON,
+                    "weight": 25,
+                    "verdict": "hold",
+                    "reason": "dwell",
+                    "gates": {"error": [0.42, 0.0]},
+                }
+            ],
+            "last_look": {"kind": "look", "number": 1, "weight": 25, "verdict": "hold"},
+        }
+    ),
+)
+def get_release_evidence(release_id: ReleaseId) -> ReleaseEvidence:
+    """Fetch the evidence of a release's rollout, look by look (additive)."""
     raise NotImplementedError
 
 
@@ -348,6 +408,8 @@ def list_release_lines(
                 "id": "7c1e5b0a",
                 "asks": ["promotion"],
                 "until": LATER,
+                "allowed": ["promote", "roll back"],
+                "needs_reason": False,
                 "answer": {**EXAMPLE_ANSWER, "at": NOON},
             },
         },
@@ -373,4 +435,5 @@ class Releases(Resource[C_co]):
     add_lines = Verb(add_release_lines)
     lines = Verb(list_release_lines)
     iterate_lines = Pages(list_release_lines, lambda page: page.lines, by_after)
+    evidence = Verb(get_release_evidence)
     answer = Verb(answer_release)
