@@ -15,8 +15,10 @@ from pydantic_core import to_json
 from tuneship.contract.common import ONE_LINE
 from tuneship.gates.record import Fact
 
-# A word of tuneship (also `not_proven:error`), an id, a version, a UUID or a digest.
-_WORD = re.compile(r"[A-Za-z0-9_-]{1,128}(?::[a-z0-9_]{1,64})?|roll back|[0-9.]{1,16}")
+# A word of tuneship (also `not_proven:error`), a gate such as `T8 enough data`, an id, a version, a UUID or a digest.
+_WORD = re.compile(
+    r"[A-Za-z0-9_-]{1,128}(?::[a-z0-9_]{1,64})?|roll back|T[0-9]{1,2} [a-z ]{1,32}|[0-9.]{1,16}"
+)
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]{5,15}(?:Z|[+-]\d\d:\d\d)")
 # Fields of any depth that hold a path of the pipeline's machine, or packed data that no page reads.
 _LEFT_OUT = frozenset({"prompts", "kept"})
