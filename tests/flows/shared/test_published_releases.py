@@ -1,4 +1,4 @@
-"""What the pipeline's sender writes is what the real service keeps, shows and takes answers to."""
+"""The real service keeps what the pipeline's sender writes, shows it, and takes answers to its questions."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
