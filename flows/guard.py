@@ -19,16 +19,20 @@ if (
 import flows  # noqa: F401  # pyright: ignore[reportUnusedImport] - first: Prefect looks at its telemetry setting when imported
 
 # isort: split
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 from prefect import flow, get_run_logger
 
 from flows.release.abandoned import close_abandoned
+from flows.release.record_file import ReleaseRecords
 from flows.rollout.abandoned import GuardView, finish_abandoned
-from flows.rollout.record_file import records_in_use
+from flows.rollout.record_file import RecordFolder, records_in_use
 from flows.rollout.result import RollbackIncomplete
+from flows.shared.release_events import publish_left
 from flows.upkeep.guard_form import GuardResult, GuardRules
 from flows.upkeep.watch import watch_endpoints
+from tuneship.prefect.connection import service_name
 from tuneship.settings import PipelineSettings
 
 DEFAULTS = GuardRules()
@@ -44,6 +48,7 @@ def guard(rules: GuardRules = DEFAULTS) -> GuardResult:
     rollouts, notes = finish_abandoned(GuardView(folder, now, silence, log))
     silence = timedelta(hours=rules.release_silence_hours)
     releases, kept = close_abandoned(GuardView(folder, now, silence, log), settings.records)
+    publish_left(_own_records(folder, settings.records), datetime.now(UTC))
     watch = GuardView(folder, now, silence, log)
     alarms, unwatched = watch_endpoints(watch, settings.records) if rules.watch else ([], [])
     result = GuardResult(
@@ -69,6 +74,14 @@ def guard(rules: GuardRules = DEFAULTS) -> GuardResult:
         len(alarms),
     )
     return result
+
+
+def _own_records(folder: RecordFolder, records: Path) -> Iterator[Path]:
+    """The files of all rollouts and releases at this service."""
+    yield from folder.paths()
+    for record in ReleaseRecords(records):
+        if (record.last("begun") or {}).get("service") == service_name():
+            yield record.path
 
 
 if __name__ == "__main__":

@@ -82,8 +82,9 @@ def ready(rules: CanaryRules) -> list[str]:
     """Return the traffic driver's prompts. Raises `BadInput` for a plan that cannot run here."""
     if rules.approval == "required" and not can_be_answered():
         raise BadInput(
-            'approval: "required" needs a Prefect server that outlives this run, where a person can answer:'
-            " start one (`make up`, or one of your own as docs/operations.md says) and set PREFECT_API_URL"
+            'approval: "required" needs a place where a person can answer: a service with releases and a key that'
+            " has their scopes, or a Prefect server that outlives this run: start one (`make up`, or one of your"
+            " own as docs/operations.md says) and set PREFECT_API_URL"
         )
     return read_prompts(Path(rules.traffic.prompts)) if rules.traffic else []
 

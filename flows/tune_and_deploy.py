@@ -119,6 +119,7 @@ def _tune(
     validate_files(data, release.base_model)
     prepared = upload_and_merge(data, release.model_name, run.key)
     record_dataset(prepared)
+    run.note_data(prepared)
     if result := run.rejected_if_rolled_back(prepared.content):
         return result
     job, metrics = train(release, prepared, run, champion)

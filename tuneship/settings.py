@@ -255,6 +255,11 @@ class ConsoleSettings(_Settings):
         description="Let people sign in over plain HTTP from other machines: for a trial behind a balancer that speaks "
         "no TLS.",
     )
+    four_eyes: bool = Field(
+        default=False,
+        description="A key may not promote the release that it announced itself: another one decides. In hipaa mode "
+        "always.",
+    )
 
 
 class LimitSettings(_Settings):

@@ -39,6 +39,7 @@ class Prepared:
     validation_dataset_id: str | None
     # Digest of every part of the training data, in order; the dataset id where there is no digest.
     content: tuple[str, ...]
+    training_examples: int
     validation_examples: int
     # Number of validation rows that are in the training files too; None where the files are not here.
     duplicates: int | None
@@ -122,10 +123,11 @@ def upload_and_merge(data: TrainingData, name: str, run_key: str) -> Prepared:
     if validation is not None:
         digest = content_sha256(validation)
         validation_id = uploaded_dataset(validation, digest, data.format, run_key)
+    training = get_dataset(dataset_id).num_examples
     examples = (
         get_dataset(validation_id).num_examples
         if validation_id
-        else int(VALIDATION_SHARE * get_dataset(dataset_id).num_examples)
+        else int(VALIDATION_SHARE * training)
     )
     # The lines of a dataset are at the service only, and it compares none.
     at_hand = validation is not None and not data.dataset_ids
@@ -133,6 +135,7 @@ def upload_and_merge(data: TrainingData, name: str, run_key: str) -> Prepared:
         dataset_id=dataset_id,
         validation_dataset_id=validation_id,
         content=tuple(parts.values()),
+        training_examples=training,
         validation_examples=examples,
         duplicates=overlap(validation, files, data.format) if validation and at_hand else None,
     )

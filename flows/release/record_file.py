@@ -7,13 +7,14 @@ the same parameters a new key once this one has ended. Ids, digests and outcomes
 import errno
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import UnionType
 from typing import Any
 
 from flows.shared.journal import FileLock, Journal, NotWritten, damage_of
+from flows.shared.release_events import publish
 
 # A release that was rolled back is not tried again for this long, unless forced.
 REFUSED_FOR = timedelta(hours=24)
@@ -26,6 +27,7 @@ _NEEDED: Mapping[str, Mapping[str, type | UnionType]] = {
     "candidate": {"id": str},
     "baseline": {"id": str},
     "release": {"digest": str},
+    "question": {"question": str, "asks": list, "until": str},
     "rollout": {"plan": dict},
     "ended": {"outcome": str},
 }
@@ -48,7 +50,7 @@ class ReleaseRecord:
         self._lock = FileLock(path.with_suffix(".lock"))
         self._journal: Journal | None = None
         try:
-            self._journal = Journal(path)
+            self._journal = Journal(path, written=publish)
         except OSError as error:
             self.damage = f"the record {path} cannot be read ({error.strerror})" + _ADVICE
             return
@@ -117,6 +119,15 @@ class ReleaseRecord:
     def all_made(self, kind: str) -> list[str]:
         """The ids of all resources of that kind, in order of their creation."""
         return [fact["id"] for fact in self.facts if fact["kind"] == kind]
+
+    def open_question(self, asks: Sequence[str], now: datetime) -> tuple[str, datetime] | None:
+        """The question about these gates that a killed run has asked, with its end; None where none is open."""
+        asked = [fact for fact in self.facts if fact["kind"] in ("question", "held_gates")]
+        last = asked[-1] if asked else {}
+        until = last.get("until")
+        if until is None or last["asks"] != list(asks) or datetime.fromisoformat(until) <= now:
+            return None
+        return last["question"], datetime.fromisoformat(until)
 
     def deployment_suffix(self, role: str) -> str:
         """The suffix of the name of this run's `candidate` or `baseline` deployment."""

@@ -21,6 +21,7 @@ from pydantic_core import to_jsonable_python
 from flows.forms.release_form import ReleaseParameters
 from flows.release.champion import Champion
 from flows.release.clean_up import discard_deployments, is_gone
+from flows.release.data import Prepared
 from flows.release.gate_approval import ask_about
 from flows.release.held_out import HeldOutGate
 from flows.release.record_file import (
@@ -36,6 +37,7 @@ from flows.release.reports.tracked import chosen_trackers, track_release
 from flows.release.result import Accuracy, Contender, ReleaseResult
 from flows.rollout.record_file import records_in_use
 from flows.rollout.result import RollbackIncomplete, RolloutResult, result_of
+from flows.shared.approval import is_prefect_shared
 from flows.shared.errors import BadInput
 from flows.shared.links import show_link
 from flows.shared.signals import uninterrupted
@@ -140,6 +142,9 @@ class ReleaseRun:
     def check_training(self, verdict: TrainingVerdict) -> ReleaseResult | None:
         """Note the training gates. Returns the result where they refuse; a person may overrule gates that hold."""
         self.gates += verdict.gates
+        self._note(
+            "training_gates", verdict.gates, decision=verdict.decision, reason=verdict.reason
+        )
         if verdict.decision == "pass":
             return None
         refusing = next(gate for gate in verdict.gates if gate.name == verdict.reason)
@@ -151,6 +156,7 @@ class ReleaseRun:
     def check_smoke_test(self, gate: GateResult) -> ReleaseResult | None:
         """Note the smoke test's gate. Returns the result where it refuses."""
         self.gates.append(gate)
+        self._note("smoke_test", [gate])
         return None if gate.state == "pass" else self.refused_by(gate)
 
     def check_evaluation(self, found: HeldOutGate | None) -> ReleaseResult | None:
@@ -161,6 +167,10 @@ class ReleaseRun:
         self.gates.append(gate)
         self.notes += found.notes
         self.known["evaluation"] = found.findings
+        evaluation_id = found.findings.evaluation_id if found.findings else None
+        examples = found.findings.examples if found.findings else None
+        counts = examples.model_dump() if examples else None
+        self._note("evaluation", [gate], id=evaluation_id, verdict=gate.state, examples=counts)
         if gate.state == "pass":
             return None
         if gate.state == "hold" and self.release.evaluation.on_inconclusive == "continue":
@@ -171,24 +181,30 @@ class ReleaseRun:
             return None if said is None else self.refused_by(gate, said, "evaluation")
         return self.refused_by(gate, reason="evaluation")
 
+    def note_data(self, data: Prepared) -> None:
+        """Record the data of this run by ids, digests and counts."""
+        self.record.add_if_possible("data", datetime.now(UTC), **dataclasses.asdict(data))
+
+    def _note(self, kind: str, gates: Sequence[GateResult], **fields: Any) -> None:
+        """Record the numbers behind a decision; the disk need not take them, since nothing is resumed from them."""
+        shown = [dataclasses.asdict(gate) for gate in gates]
+        self.record.add_if_possible(kind, datetime.now(UTC), **fields, gates=shown)
+
     def _ask_about(self, held: Sequence[GateResult]) -> str | None:
         """Ask a person about gates that hold; None where the release goes on, else what was decided."""
         limit = self.release.canary.approval_timeout_seconds
-        answer = ask_about(held, self.model, self.key, limit)
-        said = f"{answer.decision} by {answer.approver}" if answer.approver else answer.decision
-        now = datetime.now(UTC)
-        self.record.add("held_gates", now, said=said, comment=answer.comment)
+        answer = ask_about(held, self.model, self.key, self.record, limit)
         question = CardQuestion(
             about=[gate.name for gate in held],
             decision=answer.decision,
             approver=answer.approver,
             comment=answer.comment,
-            at=now,
+            at=datetime.now(UTC),
         )
         self.known["questions"] = [*self.known.get("questions", []), question]
         if answer.decision != "promote":
-            return said
-        self.notes.append(f"gates that hold, a person decided: {said}")
+            return answer.said
+        self.notes.append(f"gates that hold, a person decided: {answer.said}")
         return None
 
     def refused_by(
@@ -301,6 +317,8 @@ def begin(release: ReleaseParameters) -> ReleaseRun:
         service=service_name(),
         endpoint_id=release.endpoint.id,
         endpoint_name=release.endpoint.name,
+        model_name=release.model_name,
+        links={"prefect_run": str(flow_run.ui_url)} if is_prefect_shared() else {},
     )
     return ReleaseRun(release, records, record, key)
 

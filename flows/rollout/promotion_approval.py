@@ -8,7 +8,14 @@ from datetime import UTC, datetime
 
 from flows.rollout.record_file import RecordFile
 from flows.rollout.split import RolloutSplit, service_time
-from flows.shared.approval import SERVER_FAILURES, ApprovalQuestion, answer_to, ask, withdraw
+from flows.shared.approval import (
+    ANSWERED,
+    SERVER_FAILURES,
+    ApprovalQuestion,
+    answer_to,
+    ask,
+    withdraw,
+)
 from tuneship.cards.markdown import code, table
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import ApprovalAnswered, ApprovalAsked, Phase, RolloutRecord
@@ -16,7 +23,7 @@ from tuneship.gates.reports.tables import evidence_table
 
 
 def ask_for_approval(split: RolloutSplit) -> None:
-    """Show the form, and record the run under which its answer is found."""
+    """Show the form, and record the question under which its answer is found."""
     record, plan = split.file.record, split.plan
     question = ApprovalQuestion(
         title=f"promote-{plan.candidate_deployment_id}",
@@ -25,12 +32,12 @@ def ask_for_approval(split: RolloutSplit) -> None:
         timeout_seconds=plan.approval_timeout_seconds,
     )
     try:
-        run_id, until = ask(question)
+        question_id, until = ask(question)
     except SERVER_FAILURES as error:  # the next look tries again
         split.log.warning("approval could not be requested (%s)", type(error).__name__)
         return
-    split.file.append(ApprovalAsked(service_time(record), run_id, until))
-    split.log.warning("approval is requested until %s: flow run %s", until.isoformat(), run_id)
+    split.file.append(ApprovalAsked(service_time(record), question_id, until))
+    split.log.warning("approval is requested until %s: %s", until.isoformat(), question_id)
 
 
 def question_text(record: RolloutRecord, plan: CanaryPlan) -> str:
@@ -61,9 +68,11 @@ def record_answer(split: RolloutSplit) -> None:
         if known.decision == "promote" and now >= asked.until:
             split.file.append(ApprovalAnswered("timeout"))
         return
-    answer = answer_to(asked.question, asked.until, now)
+    answer = answer_to(asked.question, asked.until, now, split.file.path)
     if answer is not None:
         split.file.append(ApprovalAnswered(answer.decision, answer.approver, answer.comment))
+        # The line closes the question in the service.
+        withdraw(_tag(split.file), ANSWERED)
         split.log.info("the approval is answered: %s", answer.decision)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flows.shared.journal import FileLock, Journal, damage_of
+from flows.shared.release_events import publish
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import (
     Begun,
@@ -38,7 +39,7 @@ class RecordFile:
 
     def __init__(self, path: Path) -> None:
         """Read the file; its folder is created with the first line. Raises OSError, and ValueError for damage."""
-        self._journal = Journal(path, linked)
+        self._journal = Journal(path, linked, publish)
         self.record: RolloutRecord = from_lines(line.decode() for line in self._journal.lines)
 
     @property

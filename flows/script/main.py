@@ -40,6 +40,7 @@ from flows.script.local_processes import (
 from flows.shared.approval import mark_as_own_server
 from flows.shared.errors import BadInput
 from flows.shared.private_files import make_private, private
+from flows.shared.release_events import finish
 from flows.shared.signals import Stopped, ignore_stops, stop_once, uninterrupted
 from tuneship.cli.parameter_files import UnreadableParameters, mapping_in, problems_of
 from tuneship.client import ApiError, BadResponse, ServiceUnreachable, TuneshipError
@@ -209,6 +210,7 @@ def _run(script: "Script[Parameters]", params: Path | None, screen: Screen) -> E
             screen.say(f"service ready at {settings.url}")
             connect(settings)
             started.callback(disconnect)
+        started.callback(finish)
         # A wrong key or a dead service fails here, before anything is created.
         api().models.list(limit=1)
         started.enter_context(_prefect(screen))

@@ -1,11 +1,15 @@
 """A question to a person: a flow run in state Paused, which the Prefect UI shows with a form and a Resume button.
 
 No process waits in it. The run that requests approval goes on, polls for the answer, and still finds it after a crash,
-because the paused run is stored in the server. Knows no rollout; next: `flows/rollout/promotion_approval.py`.
+because the paused run is stored in the server. The service shows the question, too, by the line of the record; what is
+found first counts. Knows no rollout; next: `flows/rollout/promotion_approval.py`.
 """
 
+import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Literal, cast
 from uuid import UUID
 
@@ -29,12 +33,15 @@ from prefect.states import Cancelled, Completed, Paused, Pending
 from prefect.utilities.asyncutils import run_coro_as_sync
 from pydantic import Field
 
+from flows.shared.release_events import given_answer, takes_answers
 from tuneship.contract.common import ONE_LINE
 
 Decision = Literal["promote", "roll back", "timeout"]
 PAUSE_KEY = "approval"
 # Where the form is stored. The paused state names these keys, so that Prefect's UI finds it.
 KEYS = keyset_from_base_key(f"paused-{PAUSE_KEY}")
+# Why a question is withdrawn in Prefect that somebody may have answered in the service.
+ANSWERED = "the question is answered"
 SERVER_FAILURES = (HTTPError, PrefectHTTPStatusError)
 _LOG = get_logger("tuneship.approval")
 _own_servers: list[str] = []
@@ -75,6 +82,11 @@ class ApprovalReply:
     approver: str = ""
     comment: str = ""
 
+    @property
+    def said(self) -> str:
+        """The decision, and who made it."""
+        return f"{self.decision} by {self.approver}" if self.approver else self.decision
+
 
 @flow(name="approval")
 def approval(question: str) -> None:
@@ -86,14 +98,22 @@ def mark_as_own_server(server: str) -> None:
     _own_servers.append(server)
 
 
-def can_be_answered() -> bool:
+def is_prefect_shared() -> bool:
     """Whether this run's Prefect server is one that people can open."""
     url = PREFECT_API_URL.value()
     return bool(url) and url not in _own_servers
 
 
+def can_be_answered() -> bool:
+    """Whether people can answer this run's questions, in Prefect or in the service. Raises `TuneshipError`."""
+    return is_prefect_shared() or takes_answers()
+
+
 def ask(question: ApprovalQuestion) -> tuple[str, datetime]:
-    """Show the form. Returns the id of the run that holds the question, and its deadline."""
+    """Show the form. Returns the id of the question, in Prefect that of the run that holds it, and its deadline."""
+    if not is_prefect_shared():
+        until = datetime.now(UTC) + timedelta(seconds=question.timeout_seconds)
+        return secrets.token_hex(8), until
     state = Paused(timeout_seconds=question.timeout_seconds, pause_key=PAUSE_KEY)
     state.state_details.run_input_keyset = {str(key): name for key, name in KEYS.items()}
     until = datetime.now(UTC) + timedelta(seconds=question.timeout_seconds)
@@ -123,19 +143,43 @@ def ask(question: ApprovalQuestion) -> tuple[str, datetime]:
     return str(run.id), until
 
 
-def answer_to(run_id: str, until: datetime, now: datetime) -> ApprovalReply | None:
-    """Read the answer; None if there is none yet. After the deadline it is "timeout"; an outage is no answer."""
+def answer_to(question: str, until: datetime, now: datetime, record: Path) -> ApprovalReply | None:
+    """Read the answer to a question of this record; None if there is none yet. Without one in time it is "timeout"."""
+    run_id = _run_of(question)
+    in_prefect = _timeout(until, now) if run_id is None else _in_prefect(run_id, until, now)
+    if in_prefect is not None and in_prefect.decision != "timeout":
+        return in_prefect
+    given = given_answer(record, question)
+    if given is None or given.at > until:
+        return in_prefect
+    why = ", ".join(part for part in (given.reason, given.ticket) if part)
+    return ApprovalReply("promote" if given.decision == "promote" else "roll back", given.name, why)
+
+
+def _run_of(question: str) -> UUID | None:
+    """The run that holds a question; None for one that was asked without a Prefect server that people can open."""
+    with suppress(ValueError):
+        return UUID(question) if is_prefect_shared() else None
+    return None
+
+
+def _timeout(until: datetime, now: datetime) -> ApprovalReply | None:
+    return ApprovalReply("timeout") if now >= until else None
+
+
+def _in_prefect(run_id: UUID, until: datetime, now: datetime) -> ApprovalReply | None:
+    """Read the answer in Prefect; an outage is none."""
     try:
         with get_client(sync_client=True) as client:
-            run = client.read_flow_run(UUID(run_id))
+            run = client.read_flow_run(run_id)
     except ObjectNotFound:
         return ApprovalReply("roll back", comment="the question was deleted")
     except SERVER_FAILURES as error:
         _LOG.warning("the answer could not be read (%s)", type(error).__name__)
-        return ApprovalReply("timeout") if now >= until else None
+        return _timeout(until, now)
     state = run.state
     if state is None or state.is_paused():
-        return ApprovalReply("timeout") if now >= until else None
+        return _timeout(until, now)
     if state.is_failed():
         return ApprovalReply("timeout")  # the server ends a pause by itself
     if not (state.is_running() or state.is_completed()):
@@ -158,7 +202,8 @@ def withdraw(tag: str, why: str) -> None:
     """Withdraw an open question, so that no late answer is accepted. Never raises: the rollout is over."""
     try:
         with get_client(sync_client=True) as client:
-            for run in _open(client, tag, StateType.PAUSED, StateType.PENDING):
+            # A running one was answered too late to be read.
+            for run in _open(client, tag, StateType.PAUSED, StateType.PENDING, StateType.RUNNING):
                 client.set_flow_run_state(run.id, Cancelled(message=why))
     except Exception as error:  # noqa: BLE001 - the rollout is over, and a failure of Prefect must not change that
         _LOG.warning("the question was not withdrawn (%s)", type(error).__name__)

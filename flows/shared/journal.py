@@ -18,6 +18,8 @@ from flows.shared.private_files import make_private, private
 from tuneship.host.durable import flush, flush_open
 
 Fact = TypeVar("Fact")
+# Called with the path of a journal, its length in bytes, and the lines that were added.
+Written = Callable[[Path, int, Sequence[str]], None]
 _LOST = "it has lost lines since it was read"
 
 
@@ -28,13 +30,20 @@ class NotWritten(OSError):
 class Journal:
     """One append-only file. `lines`: its content when it was read."""
 
-    def __init__(self, path: Path, link: Callable[[str, str], str] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        link: Callable[[str, str], str] | None = None,
+        written: Written | None = None,
+    ) -> None:
         """Read the file; one that does not exist has no lines. Raises OSError for one that cannot be read.
 
-        `link`: makes the line to be written from the last one of the file (empty: none) and a new one.
+        `link`: makes the line to be written from the last one of the file (empty: none) and a new one. `written`: hears
+        of lines that are on the disk.
         """
         self.path = path
         self._link = link
+        self._written = written
         content = b""
         with suppress(FileNotFoundError):
             content = path.read_bytes()
@@ -61,13 +70,16 @@ class Journal:
         """Add lines, and return when they are on the disk. Raises `NotWritten`, and leaves the file as it was
         before.
         """
+        added = [*self._waiting, *lines]
         try:
-            self._write([*self._waiting, *lines])
+            self._write(added)
         except OSError as error:
             why = error.strerror or type(error).__name__
             raise NotWritten(error.errno, why, str(self.path)) from error
         self._waiting = []
         self._fault = None
+        if self._written is not None:
+            self._written(self.path, self._length, added)
 
     def append_if_possible(self, *lines: str) -> None:
         """Add lines if the disk takes them; otherwise the next append writes them first."""

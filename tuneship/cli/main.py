@@ -35,6 +35,7 @@ BESIDE = {
     "models": ("models", "base_models", "model_cards"),
     "audit": ("audit",),
     "evaluations": ("evaluation_commands", "evaluation_import"),
+    "releases": ("releases",),
 }
 FLOWS, API, MACHINE, ACCOUNT = "Pipeline", "The API", "The service's machine", "Which service"
 
@@ -50,7 +51,7 @@ def _pipeline() -> Builders:
     }
     groups = {
         name: lambda name=name: _in_panel(group_of(import_module(_module(name)).app), FLOWS)
-        for name in ("rollouts", "releases")
+        for name in ("rollouts",)
     }
     return alone | groups
 

@@ -128,6 +128,7 @@ WebhookId = Annotated[str, _of_kind("wh"), _shown("wh")]
 EventId = Annotated[str, _of_kind("evt"), _shown("evt")]
 BatchId = Annotated[str, _of_kind("batch"), _shown("batch")]
 EvaluationId = Annotated[str, _of_kind("evl"), _shown("evl")]
+ReleaseId = Annotated[str, _of_kind("rel"), _shown("rel")]
 EvalId = Annotated[str, _of_kind("eval"), _shown("eval")]
 DeploymentOrEvaluationId = Annotated[str, _of_kind("(?:dep|evl)"), _shown("(dep|evl)")]
 

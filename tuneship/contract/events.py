@@ -18,8 +18,8 @@ from tuneship.contract.declaring.verbs import C_co, Pages, Resource, Verb
 
 
 class EventKind(StrEnum):
-    """The 16 kinds of §6, and (additive) a canary split that its lapsed lease reverted, and the ends of batches and
-    evaluations.
+    """The 16 kinds of §6, and (additive) a canary split that its lapsed lease reverted, the ends of batches and
+    evaluations, and releases that wait for a person or have ended.
     """
 
     JOB_QUEUED = "fine_tuning.job.queued"
@@ -46,6 +46,8 @@ class EventKind(StrEnum):
     EVALUATION_COMPLETED = "evaluation.completed"
     EVALUATION_FAILED = "evaluation.failed"
     EVALUATION_CANCELLED = "evaluation.cancelled"
+    RELEASE_WAITING = "release.waiting"
+    RELEASE_ENDED = "release.ended"
 
     @property
     def family(self) -> str:

@@ -19,6 +19,7 @@ from tuneship.contract import (
     metrics,
     models,
     monitoring,
+    releases,
     sign_in_links,
     webhooks,
 )
@@ -38,6 +39,7 @@ SECTIONS = {
     generation: "Text from a deployment or through an endpoint.",
     embeddings: "Vectors of texts, from a deployment or through an endpoint.",
     evaluations: "Verdicts on the answers of deployments, from held-out examples.",
+    releases: "What pipelines record about a release, and what a person decides.",
     webhooks: "Receivers of events, and what became of each event there.",
     events: "What happened in the last 30 days.",
     instances: "Where work can run.",
@@ -59,6 +61,7 @@ class Api(Generic[C]):
         self.endpoints = endpoints.Endpoints(client)
         self.canary_endpoints = endpoints.CanaryEndpoints(client)
         self.evaluations = evaluations.Evaluations(client)
+        self.releases = releases.Releases(client)
         self.webhooks = webhooks.Webhooks(client)
         self.events = events.Events(client)
         self.audit = audit.Audit(client)

@@ -61,6 +61,11 @@ def api(deadline_s: float = CALL_DEADLINE_S) -> Client:
     return _connection().client.with_options(ends_at=time.monotonic() + deadline_s)
 
 
+def open_client() -> Client | None:
+    """The client that this process works with by now; unlike `api` it looks for no service."""
+    return _connected[0].client if _connected else None
+
+
 @contextmanager
 def connected(credentials: TuneshipCredentials | None) -> Generator[Callable[[], Client]]:
     """Yield a function that makes a client with a fresh deadline; without `credentials`, of this process's service."""

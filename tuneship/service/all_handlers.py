@@ -29,6 +29,7 @@ from tuneship.service.openai import models as openai_models
 from tuneship.service.openai import responses as openai_responses
 from tuneship.service.openai import webhooks as openai_webhooks
 from tuneship.service.openai.bindings import OPENAI_SERVED
+from tuneship.service.releases import handlers as releases
 
 RESOURCES = (
     audit,
@@ -58,6 +59,7 @@ RESOURCES = (
     openai_models,
     openai_responses,
     openai_webhooks,
+    releases,
     webhooks,
 )
 

@@ -15,6 +15,7 @@ MODEL = f"ft:{BASE}:icd-chapters:{SUFFIX}"
 BASELINE, CANDIDATE = "dep_2s4d6f8g0h1j3k5l7z9x4c8v", f"dep_{SUFFIX}"
 ENDPOINT, CANARY = f"ep_{SUFFIX}", f"cep_{SUFFIX}"
 EVALUATION, OTHER_EVALUATION = f"evl_{SUFFIX}", "evl_6b2n8m4k0j7h1g5f3d9s2a4q"
+RELEASE = f"rel_{SUFFIX}"
 WEBHOOK, EVENT = f"wh_{SUFFIX}", f"evt_{SUFFIX}"
 REQUEST = f"req_{SUFFIX}"
 NOON, LATER = "2026-03-01T12:00:00Z", "2026-03-01T12:10:00Z"
@@ -33,6 +34,7 @@ PATH_VALUES = {
     "webhook_id": WEBHOOK,
     "evaluation_id": EVALUATION,
     "baseline_id": OTHER_EVALUATION,
+    "release_id": RELEASE,
     "event_id": EVENT,
 }
 

@@ -5,7 +5,16 @@ canary endpoints; `models:content` hands tuned models out.
 Next: `tuneship/service/access/api_keys.py`, `tuneship/cli/commands/keys.py`.
 """
 
-RESOURCES = ("datasets", "jobs", "models", "deployments", "endpoints", "webhooks", "evaluations")
+RESOURCES = (
+    "datasets",
+    "jobs",
+    "models",
+    "deployments",
+    "endpoints",
+    "webhooks",
+    "evaluations",
+    "releases",
+)
 SINGLE = (
     "generate",
     "metrics:read",
@@ -14,6 +23,7 @@ SINGLE = (
     "keys:admin",
     "audit:read",
     "models:content",
+    "releases:decide",
 )
 SCOPES = frozenset(f"{one}:{verb}" for one in RESOURCES for verb in ("read", "write")) | {*SINGLE}
 
@@ -34,11 +44,13 @@ PRESETS = {
     "viewer": _READING,
     "trainer": _READING | _writing("datasets", "jobs", "evaluations"),
     "operator": _READING
-    | _writing("models", "deployments", "endpoints", "webhooks", "evaluations")
-    | {"generate"},
+    | _writing("models", "deployments", "endpoints", "webhooks", "evaluations", "releases")
+    | {"generate", "releases:decide"},
+    # Whoever decides about a release, and changes nothing else.
+    "approver": _READING | {"releases:decide"},
     # What the shipped flows call, and so what a Prefect worker needs: it takes no model away and imports none.
     "pipeline": _READING - {"webhooks:read", "logs:read"}
-    | _writing("datasets", "jobs", "deployments", "endpoints", "evaluations")
+    | _writing("datasets", "jobs", "deployments", "endpoints", "evaluations", "releases")
     | {"generate"},
     "inference": frozenset({"generate"}),
     "auditor": frozenset({"audit:read"}),

@@ -16,6 +16,7 @@ from tuneship.contract.evaluations import EvaluationStatus
 from tuneship.contract.jobs import JobStatus
 from tuneship.contract.lines.dataset_lines import DatasetFormat
 from tuneship.contract.openai.batches import BatchStatus
+from tuneship.contract.releases import ReleaseStatus
 from tuneship.store.database.column_types import (
     AS_JSON,
     FALSE,
@@ -283,6 +284,69 @@ class EvaluationScoresRow(TypedDict):
 
 
 evaluation_scores = _table("evaluation_scores", EvaluationScoresRow)
+
+
+class ReleaseRow(ResourceRow):
+    """A release, folded from the lines of its records."""
+
+    run_key: str
+    kind: str
+    status: Annotated[str, one_of(ReleaseStatus)]
+    stage: str
+    # The key that announced it, which may not promote it where four eyes have to look.
+    announced_by: str
+    model_name: str | None
+    endpoint_name: str | None
+    endpoint_id: str | None
+    job_id: str | None
+    baseline_deployment_id: str | None
+    candidate_deployment_id: str | None
+    evaluation_id: str | None
+    candidate_percentage: int | None
+    outcome: str | None
+    reason: str | None
+    # The open question, with the answer that was given here.
+    question: dict[str, Any] | None
+    links: dict[str, str]
+    ended_at: datetime | None
+    # The number of the next line, by record.
+    records: dict[str, int]
+    line_count: int
+    # Of its job, its deployments and its evaluation.
+    security_settings: dict[str, Any]
+
+
+releases = _resource(
+    "releases",
+    ReleaseRow,
+    sa.UniqueConstraint("client_id", "run_key"),
+    sa.Index(
+        "ix_releases_client_id_status_created_at_id", "client_id", "status", "created_at", "id"
+    ),
+)
+
+
+class ReleaseLineRow(TypedDict):
+    """A stored line of a release's record; ids follow the order in which lines were stored."""
+
+    id: Annotated[int, SERIAL]
+    release_id: str
+    record: str
+    number: int
+    at: datetime
+    kind: str
+    # Compressed JSON.
+    line: bytes
+    # A look in short, for charts.
+    point: dict[str, Any] | None
+
+
+release_lines = _table(
+    "release_lines",
+    ReleaseLineRow,
+    sa.UniqueConstraint("release_id", "record", "number"),
+    sa.Index("ix_release_lines_release_id_id", "release_id", "id"),
+)
 
 
 class JobRow(ResourceRow):

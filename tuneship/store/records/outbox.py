@@ -21,7 +21,7 @@ KEPT = timedelta(days=30)
 # The longest text in an event, which keeps an event far below 20 kB.
 MAX_TEXT_CHARACTERS = 500
 # Fields whose texts are codes of the service; events about resources in HIPAA mode hold only these, and numbers.
-CODE_FIELDS = frozenset({"status", "from", "to", "reason", "code", "verdict"})
+CODE_FIELDS = frozenset({"status", "from", "to", "reason", "code", "verdict", "stage", "outcome"})
 
 
 def emit(connection: sa.Connection, kind: str, resource: Row, now: datetime, **data: Any) -> None:

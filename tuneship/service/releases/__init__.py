@@ -1,0 +1,1 @@
+"""Releases: what pipelines record about them, and the answers of people."""

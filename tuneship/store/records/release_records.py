@@ -1,0 +1,110 @@
+"""The rows of releases and of their stored lines. What a line means: `tuneship/service/releases/release_state.py`."""
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypedDict
+
+import sqlalchemy as sa
+
+from tuneship.store.database.rows import fetch_all
+from tuneship.store.database.tables import ReleaseLineRow, ReleaseRow, release_lines, releases
+
+# Kinds of lines that come every few seconds.
+OF_LOOKS = ("look", "probed")
+
+
+class StoredLine(TypedDict):
+    """A line as it is stored, readable again."""
+
+    id: int
+    record: str
+    number: int
+    at: datetime
+    line: dict[str, Any]
+
+
+def of_run(connection: sa.Connection, client_id: str, run_key: str) -> ReleaseRow | None:
+    """The release of a run of this client."""
+    query = sa.select(releases).where(
+        releases.c.client_id == client_id, releases.c.run_key == run_key
+    )
+    return next(iter(fetch_all(connection, query)), None)
+
+
+def add_line(
+    connection: sa.Connection,
+    release_id: str,
+    place: tuple[str, int],
+    at: datetime,
+    line: Mapping[str, Any],
+    point: Mapping[str, Any] | None,
+) -> None:
+    """Store the line at a place, its record and its number, which must be free."""
+    record, number = place
+    row = {"release_id": release_id, "record": record, "number": number, "at": at}
+    stored = {"kind": line["kind"], "line": _packed(line), "point": point}
+    connection.execute(sa.insert(release_lines).values(**row, **stored))
+
+
+def lines_of(
+    connection: sa.Connection,
+    release_id: str,
+    *,
+    after: int = 0,
+    limit: int | None = None,
+    looks: bool = True,
+) -> list[StoredLine]:
+    """The stored lines after an id, oldest first; `looks`: also those of every look."""
+    query = sa.select(release_lines).where(
+        release_lines.c.release_id == release_id, release_lines.c.id > after
+    )
+    if not looks:
+        query = query.where(release_lines.c.kind.not_in(OF_LOOKS))
+    found: Sequence[ReleaseLineRow] = fetch_all(
+        connection, query.order_by(release_lines.c.id).limit(limit)
+    )
+    return [_readable(row) for row in found]
+
+
+def points_of(connection: sa.Connection, release_id: str) -> list[dict[str, Any]]:
+    """The looks of a release in short, oldest first."""
+    query = sa.select(release_lines.c.point).where(
+        release_lines.c.release_id == release_id, release_lines.c.kind == "look"
+    )
+    return [one for one in connection.scalars(query.order_by(release_lines.c.id)) if one]
+
+
+def last_look(connection: sa.Connection, release_id: str) -> dict[str, Any] | None:
+    """The newest look of a release."""
+    query = (
+        sa.select(release_lines)
+        .where(release_lines.c.release_id == release_id, release_lines.c.kind == "look")
+        .order_by(release_lines.c.id.desc())
+        .limit(1)
+    )
+    found: Sequence[ReleaseLineRow] = fetch_all(connection, query)
+    return _readable(found[0])["line"] if found else None
+
+
+def rewrite(connection: sa.Connection, line_id: int, line: Mapping[str, Any]) -> None:
+    """Store another content of a line."""
+    change = sa.update(release_lines).where(release_lines.c.id == line_id)
+    connection.execute(change.values(line=_packed(line)))
+
+
+def remove_lines(connection: sa.Connection, release_id: str) -> None:
+    """Delete the lines of a release."""
+    connection.execute(sa.delete(release_lines).where(release_lines.c.release_id == release_id))
+
+
+def _packed(line: Mapping[str, Any]) -> bytes:
+    return zlib.compress(json.dumps(line, separators=(",", ":")).encode())
+
+
+def _readable(row: ReleaseLineRow) -> StoredLine:
+    line = json.loads(zlib.decompress(row["line"]))
+    return StoredLine(
+        id=row["id"], record=row["record"], number=row["number"], at=row["at"], line=line
+    )
