@@ -322,9 +322,11 @@ def delete_release(release_id: ReleaseId) -> ReleaseDeleted:
     "/v1/releases/{release_id}/lines",
     scope="releases:write",
     errors=((InvalidRequestError, 409), QuotaExceeded),
+    # A look has some 350.
+    most_values=50_000,
     example=Example(
         {
-            "two lines": {
+            "a line": {
                 "record": RECORD,
                 "first_line": 1,
                 "lines": [{"kind": "begun", "at": NOON}],
