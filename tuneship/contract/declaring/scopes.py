@@ -14,6 +14,7 @@ SINGLE = (
     "keys:admin",
     "audit:read",
     "models:content",
+    "releases:decide",
 )
 SCOPES = frozenset(f"{one}:{verb}" for one in RESOURCES for verb in ("read", "write")) | {*SINGLE}
 
@@ -35,7 +36,9 @@ PRESETS = {
     "trainer": _READING | _writing("datasets", "jobs", "evaluations"),
     "operator": _READING
     | _writing("models", "deployments", "endpoints", "webhooks", "evaluations")
-    | {"generate"},
+    | {"generate", "releases:decide"},
+    # Whoever decides about a release, and changes nothing else.
+    "approver": _READING | {"releases:decide"},
     # What the shipped flows call, and so what a Prefect worker needs: it takes no model away and imports none.
     "pipeline": _READING - {"webhooks:read", "logs:read"}
     | _writing("datasets", "jobs", "deployments", "endpoints", "evaluations")
