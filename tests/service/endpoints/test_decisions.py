@@ -148,7 +148,8 @@ def test_a_rollout_whose_pipeline_knows_no_pause_is_not_paused(service: Service)
 def test_only_a_key_that_may_decide_decides(rollout: Rollout) -> None:
     def asked(scopes: frozenset[str], verb: str) -> int:
         headers = rollout.service.key_headers("alice", scopes)
-        return rollout.post(verb, headers=headers).status_code
+        path = f"/v1/canary-endpoints/{rollout.id}/{verb}"
+        return rollout.service.call("POST", path, None, headers=headers).status_code
 
     for verb in ("pause", "resume", "revert"):
         assert asked(SCOPES - {"releases:decide"}, verb) == 403
