@@ -94,6 +94,10 @@ def _end(split: RolloutSplit, decision: Decision) -> Ended:
         raise BadInput(f"decision: the candidate {candidate} is not running")
     try:
         settle(split)
+        if is_promoted and split.is_paused:
+            raise BadInput(
+                "decision: a person has paused the endpoint at the service: resume it there"
+            )
         if is_promoted:
             split.file.append(ApprovalAnswered("promote", decision.approver, decision.reason))
             # There is no bake, so the baseline is not deleted either.

@@ -30,7 +30,7 @@ from flows.rollout.promotion_approval import ask_for_approval, record_answer, wi
 from flows.rollout.record_file import records_in_use
 from flows.rollout.result import RollbackIncomplete, RolloutResult, rejected, result_of
 from flows.rollout.rollback import return_traffic, rollback_on_error
-from flows.rollout.split import NotConfirmed, RolloutSplit, SplitLost
+from flows.rollout.split import NotConfirmed, PausedByPerson, RolloutSplit, SplitLost
 from flows.rollout.tracked import track_rollout
 from flows.rollout.traffic_driver import TrafficDriver, read_prompts
 from flows.shared.approval import can_be_answered
@@ -124,12 +124,15 @@ def look_until_over(split: RolloutSplit, driver: TrafficDriver | None) -> Ended:
         record_answer(split)
         look = look_once(split, driver)
         report_look(split, look)
-        if look.verdict in (Verdict.ADVANCE, Verdict.PROMOTE) and look.next_weight is not None:
-            split.shift(look.next_weight, look.verdict)
-        elif look.verdict is Verdict.ASK:
-            ask_for_approval(split)
-        elif look.verdict is not Verdict.HOLD:
-            return end(split, look)
+        try:
+            if look.verdict in (Verdict.ADVANCE, Verdict.PROMOTE) and look.next_weight is not None:
+                split.shift(look.next_weight, look.verdict)
+            elif look.verdict is Verdict.ASK:
+                ask_for_approval(split)
+            elif look.verdict is not Verdict.HOLD:
+                return end(split, look)
+        except PausedByPerson:
+            split.log.warning("a person has paused the rollout: the split stays as it is")
 
 
 if __name__ == "__main__":

@@ -95,7 +95,9 @@ def _finish(file: RecordFile, watch: GuardView) -> tuple[AbandonedRollout, list[
         patience = max(watch.silence, timedelta(seconds=SILENT_LOOKS * plan.look_every_seconds))
         if file.is_paused:  # nothing is written while a person thinks
             patience = timedelta(seconds=plan.approval_timeout_seconds)
-        if watch.now - written <= patience:
+        is_late = watch.now - written > patience
+        # Nobody drives one that is paused, so nobody else would notice what a person did at the service.
+        if not is_late and not (file.is_paused and _is_reverted(plan, file, watch)):
             return None
 
         try:
@@ -113,6 +115,13 @@ def _finish(file: RecordFile, watch: GuardView) -> tuple[AbandonedRollout, list[
             reason=ended.reason,
         )
         return end, file.unwritten
+
+
+def _is_reverted(plan: CanaryPlan, file: RecordFile, watch: GuardView) -> bool:
+    with suppress(TuneshipError):
+        split = split_of_record(plan, file, watch.log, PLAIN)
+        return split.is_extended and split.was_reverted(split.calls.get(split.endpoint_id))
+    return False
 
 
 def _end(plan: CanaryPlan, file: RecordFile, watch: GuardView) -> Ended:

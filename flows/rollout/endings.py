@@ -7,6 +7,7 @@ from flows.rollout.looks import read_state
 from flows.rollout.split import (
     RETURN_TRIES,
     NotConfirmed,
+    PausedByPerson,
     RolloutSplit,
     SplitLost,
     describe,
@@ -33,7 +34,10 @@ def finish_interrupted(split: RolloutSplit) -> Ended | None:
     """Carry out the end that the record had decided when its run was killed; None where the looks go on."""
     record = split.file.record
     if is_baked(record):
-        return _promote_and_retire(split)
+        try:
+            return _promote_and_retire(split)
+        except PausedByPerson:
+            return None
     if record.step_marks() and last_intended(record) == 0:
         return roll_back(split, record.looks[-1].reason if record.looks else "shift_unconfirmed")
     return None
@@ -73,10 +77,12 @@ def stop(split: RolloutSplit, reason: str) -> Ended:
 
 
 def lost(split: RolloutSplit, reason: str) -> Ended:
-    """End a rollout whose split was replaced by somebody else or by the lapsed lease; do not touch the split."""
+    """End a rollout whose split was replaced by somebody else, by the lapsed lease or by a person's revert; do not
+    touch the split.
+    """
     record = split.file.record
-    if reason == "lease_expired":
-        split.file.append_if_possible(SplitIntended(0, "lease_expired"))
+    if reason in ("lease_expired", "human_rejected"):
+        split.file.append_if_possible(SplitIntended(0, reason))
         split.confirm(0)
         return Ended("rolled_back", reason)
     if not record.step_marks():

@@ -19,7 +19,7 @@ from tuneship.client import ApiError, TuneshipError
 from tuneship.contract.errors import ResourceNotFound
 from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.gates.canary import Observed, decide
-from tuneship.gates.record import Look, RolloutRecord
+from tuneship.gates.record import Look, Phase, Resumed, RolloutRecord
 from tuneship.gates.tallies import RECENT_BUCKETS
 from tuneship.gates.view import DeploymentState
 
@@ -60,7 +60,13 @@ def take_look(split: RolloutSplit, driver: TrafficDriver | None) -> Look:
         candidate=read_state(candidate),
         baseline_metrics=_metrics(split, baseline),
         candidate_metrics=_metrics(split, candidate),
+        is_paused=split.is_paused,
     )
+    record = split.file.record
+    was_paused = bool(record.looks) and record.looks[-1].is_paused
+    # No maximum counts while an approval is waited for, and its question stays open.
+    if was_paused and not split.is_paused and record.phase is not Phase.WAIT:
+        split.file.append(Resumed())
     if driver is not None:
         split.file.append(driver.counts.take(baseline, candidate))
     look = decide(observed, plan, split.file.record)

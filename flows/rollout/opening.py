@@ -101,11 +101,14 @@ def settle(split: RolloutSplit) -> None:
             split.shift(record.weight, "resumed")
         return
     endpoint = split.calls.get(split.endpoint_id)
+    split.learn(endpoint)
     found = candidate_weight(endpoint, split.plan)
+    is_back = found == 0 and endpoint.lease is None and intended > 0
+    # A first shift that nobody had confirmed may have been reverted, too; it must not be sent again.
+    if is_back and (record.weight > 0 or split.was_reverted(endpoint)):
+        raise split.lost_to(endpoint)
     if found == record.weight:
         return
-    if found == 0 and endpoint.lease is None and intended > 0:
-        raise SplitLost("lease_expired")
     if found != intended:
         raise SplitLost("foreign_change")
     split.confirm(intended)

@@ -23,7 +23,7 @@ from tasks.endpoints import (
 )
 from tuneship.client import ApiError, ServiceUnreachable, TuneshipError
 from tuneship.contract.endpoints import CanaryEndpoint, LeaseRequest
-from tuneship.contract.errors import DeploymentError, ResourceNotFound
+from tuneship.contract.errors import DeploymentError, InvalidRequestError, ResourceNotFound
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import Look, RolloutRecord, SplitConfirmed, SplitIntended
 
@@ -42,7 +42,7 @@ ALERT_AT_TRY = 3
 
 
 class SplitLost(Exception):
-    """The split no longer belongs to this rollout: `lease_expired` or `foreign_change`."""
+    """The split no longer belongs to this rollout: `lease_expired`, `human_rejected` or `foreign_change`."""
 
     def __init__(self, reason: str) -> None:
         """Keep the reason for the result."""
@@ -52,6 +52,10 @@ class SplitLost(Exception):
 
 class NotConfirmed(Exception):
     """A change of the split could not be confirmed within its tries."""
+
+
+class PausedByPerson(NotConfirmed):
+    """A change was not sent, or was refused, because a person has paused the rollout at the service."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,9 @@ class RolloutSplit:
     known_time: datetime | None = None
     # Whether the server draws routing keys by a rollout's id; a split is read before it is changed.
     draws_keys: bool = False
+    # Whether the server lets a person pause a rollout, and whether one has, as it was read last.
+    knows_pauses: bool = False
+    is_paused: bool = False
     calls: Calls = AS_TASKS
     # Notes for the reader of the result.
     notes: list[str] = field(default_factory=list[str])
@@ -172,6 +179,7 @@ class RolloutSplit:
             try:
                 if self.verify().lease is None:
                     return
+                self.refuse_if_paused()
                 self.version = self.calls.renew(self.endpoint_id, 0).version
             except TuneshipError as error:
                 self.log.warning("the lease was not ended (%s)", describe(error))
@@ -201,15 +209,32 @@ class RolloutSplit:
         self.file.append_if_possible(SplitConfirmed(weight, at, self.version))
         self.log.info("split: candidate %d %%, baseline %d %%", weight, 100 - weight)
 
+    def refuse_if_paused(self) -> None:
+        """Raise `PausedByPerson` where the split that was read last is held by a person."""
+        if self.is_paused:
+            raise PausedByPerson("a person has paused the rollout")
+
+    def learn(self, seen: CanaryEndpoint) -> None:
+        """Note what the server offers, and whether a person has paused the rollout."""
+        self.draws_keys = seen.large_keys is not None
+        self.knows_pauses = "paused" in seen.model_fields_set
+        self.is_paused = seen.paused is not None
+
+    def was_reverted(self, seen: CanaryEndpoint) -> bool:
+        """Whether a person has reverted this very rollout: the split of another one has another id."""
+        return seen.reverted is not None and seen.rollout_id == self.file.record.begun.rollout_id
+
     def _check_ours(self, seen: CanaryEndpoint) -> None:
         found = candidate_weight(seen, self.plan)
         if found != self.file.record.weight or seen.version != self.version:
-            raise self._lost(seen)
+            raise self.lost_to(seen)
+        self.learn(seen)
 
-    def _lost(self, seen: CanaryEndpoint) -> SplitLost:
+    def lost_to(self, seen: CanaryEndpoint) -> SplitLost:
+        """What took the split from this rollout."""
         if candidate_weight(seen, self.plan) == 0 and seen.lease is None:
             self.version = seen.version
-            return SplitLost("lease_expired")
+            return SplitLost("human_rejected" if self.was_reverted(seen) else "lease_expired")
         return SplitLost("foreign_change")
 
     def _change(self, weight: int, lease: LeaseRequest | None, tries: int) -> None:
@@ -221,6 +246,8 @@ class RolloutSplit:
             try:
                 if self._is_set(weight, lease, may_be_applied):
                     return
+                if weight:
+                    self.refuse_if_paused()
                 answer = self._send(weight, lease)
                 may_be_applied = True
                 # A bare server cannot be read back: its answer to the PATCH is all there is.
@@ -245,7 +272,7 @@ class RolloutSplit:
         if not self.is_extended:
             return False
         seen = self.calls.get(self.endpoint_id)
-        self.draws_keys = seen.large_keys is not None
+        self.learn(seen)
         found = candidate_weight(seen, self.plan)
         if not may_be_applied:
             self._check_ours(seen)
@@ -255,7 +282,7 @@ class RolloutSplit:
             facts = self.file.record.facts
             possible |= {fact.candidate_weight for fact in facts if isinstance(fact, SplitIntended)}
         if found not in possible:
-            raise self._lost(seen)
+            raise self.lost_to(seen)
         self.version, self.known_time = seen.version, seen.updated_at
         return found == weight and (seen.lease is None) == (lease is None)
 
@@ -263,6 +290,8 @@ class RolloutSplit:
         shares, keys = self.shares(weight), None
         if self.draws_keys:
             keys = KeyDraw(self.file.record.begun.rollout_id, self.plan.large_keys)
+        if lease is not None and self.knows_pauses:
+            lease = lease.model_copy(update={"pausable": True})
         try:
             return self.calls.update(self.endpoint_id, shares, weight, self.version, lease, keys)
         except (ResourceNotFound, DeploymentError):
@@ -273,16 +302,15 @@ class RolloutSplit:
             return self.calls.update(self.endpoint_id, alone, 0, self.version, None, None)
 
     def _judge(self, error: TuneshipError, attempt: int, weight: int, may_be_applied: bool) -> None:
-        """Log the failure for a retry, or raise: a refused key stays refused, a certain 412 is a foreign change.
+        """Log the failure for a retry, or raise: a refused key stays refused.
 
         A step up that a retry cannot bring either is given up at once; a rollback is retried all the same.
         """
-        if isinstance(error, ApiError):
-            if error.status in (401, 403):
-                raise NotConfirmed(f"the service refused the key ({error.status})") from error
-            if error.status == 412 and not may_be_applied:
-                raise SplitLost("foreign_change") from error
-        if weight and not may_be_applied and not error.retryable:
+        if isinstance(error, ApiError) and error.status in (401, 403):
+            raise NotConfirmed(f"the service refused the key ({error.status})") from error
+        # The next try reads the split first, which shows who changed it (412) or paused the rollout (409).
+        is_explained = isinstance(error, InvalidRequestError) and error.status in (409, 412)
+        if weight and not may_be_applied and not error.retryable and not is_explained:
             raise NotConfirmed(f"the split was refused ({describe(error)})") from error
         level = self.log.error if attempt >= ALERT_AT_TRY else self.log.warning
         level("split to %d %%: try %d failed (%s)", weight, attempt, describe(error))

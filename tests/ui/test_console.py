@@ -55,10 +55,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
         trainer = service.trainer_of(job)
         trainer.start_of(4)
         old, new = service.deployment("baseline"), service.deployment("candidate", tags=tags)
-        lease = {"seconds": 600, "fallback": [{"id": old, "traffic_percentage": 100}]}
+        fallback = [{"id": old, "traffic_percentage": 100}, {"id": new, "traffic_percentage": 0}]
+        lease = {"seconds": 600, "pausable": True, "fallback": fallback}
         canary = service.canary("notes", {old: 75, new: 25})
         members = [{"id": old, "traffic_percentage": 75}, {"id": new, "traffic_percentage": 25}]
-        lease["fallback"].append({"id": new, "traffic_percentage": 0})
         changed = service.call(
             "PATCH", f"/v1/canary-endpoints/{canary}", json={"deployments": members, "lease": lease}
         )
@@ -76,6 +76,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
                 "/models/tuneship-tiny",
                 "/endpoints",
                 f"/endpoints/{canary}",
+                f"/do/pause_canary_endpoint?endpoint_id={canary}",
                 "/deployments",
                 f"/deployments/{new}",
                 "/evaluations",

@@ -1,7 +1,7 @@
 """Endpoints on the wire (§2.5, §4.6): one address that routes to one deployment, or splits its traffic over several.
 
-Additive to the description: get, list by name, delete, update of a plain endpoint, `version` with `If-Match`, and the
-`lease` that reverts a canary's split by itself when nobody renews it.
+Additive to the description: get, list by name, delete, update of a plain endpoint, `version` with `If-Match`, the
+`lease` that reverts a canary's split by itself when nobody renews it, and what a person decides: revert, pause, resume.
 """
 
 from enum import StrEnum
@@ -131,6 +131,13 @@ class LeaseRequest(CreateRequest):
     # A week at most: a pipeline that has died must not keep its split for ever.
     seconds: Annotated[int, Field(ge=1, le=604_800)]
     fallback: Members
+    pausable: Annotated[
+        bool,
+        Field(
+            description="Additive. Whether a person may pause the rollout. A caller that takes a refused split for "
+            "a failure leaves it out."
+        ),
+    ] = False
 
 
 class CanaryEndpointUpdate(CreateRequest):
@@ -187,6 +194,38 @@ class Lease(Reply):
     seconds: int
     expires_at: Timestamp
     fallback: list[MemberShare]
+    pausable: bool = False
+
+
+DecisionReason = Literal["evidence", "clinical_review", "safety", "operations", "other"]
+Ticket = Annotated[str, Field(pattern=r"^[A-Z0-9-]{1,32}$")]
+
+
+class CanaryDecision(CreateRequest):
+    """A person's decision about a rollout in progress. The endpoint shows it, so it must not name a patient."""
+
+    name: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            max_length=200,
+            pattern=ONE_LINE,
+            description="Who decides. Left out: the id of the key.",
+        ),
+    ] = None
+    reason: Annotated[DecisionReason | None, Field(description="Required in the hipaa mode.")] = (
+        None
+    )
+    ticket: Annotated[Ticket | None, Field(description="Required in the hipaa mode.")] = None
+
+
+class CanaryDecided(Reply):
+    """A decision that stands: when it was made, by whom and why."""
+
+    at: Timestamp
+    by: str
+    reason: str | None = None
+    ticket: str | None = None
 
 
 class CanaryEndpoint(Reply):
@@ -204,6 +243,13 @@ class CanaryEndpoint(Reply):
     rollout_id: str | None = None
     # Null: the service does not know large keys.
     large_keys: str | None = None
+    paused: CanaryDecided | None = Field(
+        default=None, description="Additive. Who has paused the rollout; null: nobody."
+    )
+    reverted: CanaryDecided | None = Field(
+        default=None,
+        description="Additive. Who has reverted the rollout to the present split; null: it came otherwise.",
+    )
 
 
 class CanaryEndpointPage(Reply):
@@ -244,9 +290,24 @@ EXAMPLE_CANARY = {
     "updated_at": LATER,
     "status": "active",
     "version": 3,
-    "lease": {"seconds": 120, "expires_at": "2026-03-01T12:12:00Z", "fallback": EXAMPLE_FALLBACK},
+    "lease": {
+        "seconds": 120,
+        "expires_at": "2026-03-01T12:12:00Z",
+        "fallback": EXAMPLE_FALLBACK,
+        "pausable": True,
+    },
     "rollout_id": "icd-release-7",
     "large_keys": "spread",
+    "paused": None,
+    "reverted": None,
+}
+
+EXAMPLE_DECISION = {"name": "A. Reviewer", "reason": "clinical_review", "ticket": "CHG-1042"}
+EXAMPLE_DECIDED = {
+    "at": LATER,
+    "by": "A. Reviewer",
+    "reason": "clinical_review",
+    "ticket": "CHG-1042",
 }
 
 EXAMPLE_REMOVED = {"deleted": True, "status": "deleted"}
@@ -374,7 +435,7 @@ def list_canary_endpoints(
     "PATCH",
     "/v1/canary-endpoints/{endpoint_id}",
     scope="endpoints:write",
-    errors=(DeploymentError,),
+    errors=(DeploymentError, (InvalidRequestError, 409)),
     headers=("If-Match",),
     example=Example(
         {
@@ -389,7 +450,10 @@ def list_canary_endpoints(
 def update_canary_endpoint(
     endpoint_id: CanaryEndpointId, update: CanaryEndpointUpdate
 ) -> CanaryEndpoint:
-    """Replace the whole split in one transaction (§4.6); `If-Match` refuses it when somebody else was faster."""
+    """Replace the whole split in one transaction (§4.6); `If-Match` refuses it when somebody else was faster.
+
+    While a person has paused the rollout, 409 for every split but the present one under its lease, and the fallback.
+    """
     raise NotImplementedError
 
 
@@ -414,7 +478,70 @@ def delete_canary_endpoint(endpoint_id: CanaryEndpointId) -> EndpointDeleted:
     example=Example({"two minutes": {"seconds": 120}}, EXAMPLE_CANARY),
 )
 def renew_canary_lease(endpoint_id: CanaryEndpointId, renewal: LeaseRenewal) -> CanaryEndpoint:
-    """Renew or end the lease (additive); 409 when none is running."""
+    """Renew or end the lease (additive); 409 when none is running, and for its end while the rollout is paused."""
+    raise NotImplementedError
+
+
+@operation(
+    "POST",
+    "/v1/canary-endpoints/{endpoint_id}/revert",
+    scope="releases:decide",
+    errors=((InvalidRequestError, 409),),
+    headers=("If-Match",),
+    example=Example(
+        {"a person decides": EXAMPLE_DECISION},
+        {
+            **EXAMPLE_CANARY,
+            "deployments": EXAMPLE_FALLBACK,
+            "version": 4,
+            "lease": None,
+            "reverted": EXAMPLE_DECIDED,
+        },
+    ),
+)
+def revert_canary_endpoint(
+    endpoint_id: CanaryEndpointId, decision: CanaryDecision
+) -> CanaryEndpoint:
+    """Roll back: end the rollout in progress and switch to its fallback at once (additive); 409 without a lease.
+
+    The event `canary_endpoint.reverted` has the reason `person`.
+    """
+    raise NotImplementedError
+
+
+@operation(
+    "POST",
+    "/v1/canary-endpoints/{endpoint_id}/pause",
+    scope="releases:decide",
+    errors=((InvalidRequestError, 409),),
+    headers=("If-Match",),
+    example=Example(
+        {"a person decides": EXAMPLE_DECISION}, {**EXAMPLE_CANARY, "paused": EXAMPLE_DECIDED}
+    ),
+)
+def pause_canary_endpoint(
+    endpoint_id: CanaryEndpointId, decision: CanaryDecision
+) -> CanaryEndpoint:
+    """Hold the split of a rollout in progress until it is resumed (additive); the version stays as it is.
+
+    Reverting lifts the pause, and so does the lease when it lapses. 409 without a lease, for one that was not taken
+    with `pausable`, and where the rollout is paused already.
+    """
+    raise NotImplementedError
+
+
+@operation(
+    "POST",
+    "/v1/canary-endpoints/{endpoint_id}/resume",
+    scope="releases:decide",
+    errors=((InvalidRequestError, 409),),
+    headers=("If-Match",),
+    example=Example({"a person decides": EXAMPLE_DECISION}, EXAMPLE_CANARY),
+)
+def resume_canary_endpoint(
+    endpoint_id: CanaryEndpointId, decision: CanaryDecision
+) -> CanaryEndpoint:
+    """Let a paused rollout go on (additive); the version stays as it is. 409 where it is not paused."""
     raise NotImplementedError
 
 
@@ -442,6 +569,9 @@ class CanaryEndpoints(Resource[C_co]):
     update = Verb(update_canary_endpoint)
     delete = Verb(delete_canary_endpoint)
     renew_lease = Verb(renew_canary_lease)
+    revert = Verb(revert_canary_endpoint)
+    pause = Verb(pause_canary_endpoint)
+    resume = Verb(resume_canary_endpoint)
     generate = Verb(generate_by_endpoint)
     stream = Streamed(generate_by_endpoint)
     embed = Verb(embed_by_endpoint)

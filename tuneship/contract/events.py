@@ -39,6 +39,8 @@ class EventKind(StrEnum):
     DEPLOYMENT_SCALING_CHANGED = "deployment.scaling_changed"
     DEPLOYMENT_ERROR = "deployment.error"
     CANARY_ENDPOINT_REVERTED = "canary_endpoint.reverted"
+    CANARY_ENDPOINT_PAUSED = "canary_endpoint.paused"
+    CANARY_ENDPOINT_RESUMED = "canary_endpoint.resumed"
     BATCH_COMPLETED = "batch.completed"
     BATCH_FAILED = "batch.failed"
     BATCH_EXPIRED = "batch.expired"
@@ -148,7 +150,7 @@ def list_events(limit: LogLimit = 100, after: str | None = None) -> EventPage:
     epoch, and ends as `succeeded`, `failed` or `cancelled`; `cancelling` has no event. An upload or a merge is
     `dataset.uploaded`, then `processed` or `failed`. A deployment is `created`, `updated`, and `deleted` once it is
     gone; `status_changed` has `from` and `to`, `health_changed` comes from probes. `canary_endpoint.reverted`: a lease
-    ran out.
+    ran out (`lease_expired`), or a `person` decided so; `paused` and `resumed`: a person decided so.
     """
     raise NotImplementedError
 

@@ -16,7 +16,7 @@ from tuneship.gates.metrics.series import ARMS, RolloutSeries, Unusable
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import Look, Phase, RolloutRecord, Verdict
 from tuneship.gates.rules import Ruling, rule_on
-from tuneship.gates.view import DeploymentState, View, make_view
+from tuneship.gates.view import DeploymentState, States, View, make_view
 
 AFTER_PROMOTION = frozenset({Phase.BAKE, Phase.SETTLE})
 # Completion tokens per answer, as a multiple of the baseline's, above which a look warns: longer
@@ -32,6 +32,8 @@ class Observed:
     candidate_metrics: Metrics | None
     baseline: DeploymentState
     candidate: DeploymentState
+    # A person has paused the rollout at the service.
+    is_paused: bool = False
 
 
 def decide(observed: Observed, plan: CanaryPlan, record: RolloutRecord) -> Look:
@@ -39,6 +41,7 @@ def decide(observed: Observed, plan: CanaryPlan, record: RolloutRecord) -> Look:
 
     The answers need not reach back further than the newest bucket that a look before has counted: the record has those.
     """
+    states = States(observed.baseline, observed.candidate, observed.is_paused)
     try:
         kept = record.kept
         counted_until = kept.buckets[-1].end if kept.buckets else None
@@ -46,18 +49,17 @@ def decide(observed: Observed, plan: CanaryPlan, record: RolloutRecord) -> Look:
         answer = read_series(*both, plan.interval, counted_until)
         series, new = kept.with_new(answer)
     except Unusable as unusable:
-        return judge(str(unusable), observed.baseline, observed.candidate, plan, record)
+        return judge(str(unusable), states, plan, record)
     last = record.looks[-1].newest if record.looks else dict.fromkeys(ARMS)
     newest = {arm: max(filter(None, (answer.newest[arm], last[arm])), default=None) for arm in ARMS}
     series = replace(series, newest=newest)
-    look = judge(series, observed.baseline, observed.candidate, plan, record)
+    look = judge(series, states, plan, record)
     return look if look.missing else replace(look, kept=pack(new))
 
 
 def judge(
     series: RolloutSeries | str,
-    baseline: DeploymentState,
-    candidate: DeploymentState,
+    states: States,
     plan: CanaryPlan,
     record: RolloutRecord,
     recorded: Look | None = None,
@@ -69,7 +71,7 @@ def judge(
     """
     if record.phase is Phase.BEFORE:
         raise ValueError("the candidate has no traffic to be looked at")
-    view = make_view(series, baseline, candidate, plan, record, recorded)
+    view = make_view(series, states, plan, record, recorded)
     return _look(view, rule_on(view))
 
 
@@ -87,11 +89,13 @@ def replay(record: RolloutRecord) -> Iterator[tuple[Look, Look]]:
         series = None
         if not look.missing and look.at is not None:
             series = RolloutSeries(kept.buckets, look.at, look.newest, kept.edges_ms)
-        states = (
+        states = States(
             DeploymentState(look.baseline_status),
             DeploymentState(look.candidate_status, look.candidate_replicas),
+            # Where a reason to stop came before the pause, the pause has decided nothing.
+            look.is_paused,
         )
-        decided = judge(series or str(look.missing), *states, plan, before, look)
+        decided = judge(series or str(look.missing), states, plan, before, look)
         yield look, replace(decided, kept=look.kept)
 
 

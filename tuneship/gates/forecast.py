@@ -29,7 +29,7 @@ from tuneship.gates.plan import CanaryPlan, CanaryRules
 from tuneship.gates.readings import limits_of, log_threshold
 from tuneship.gates.record import Begun, Look, RolloutRecord, SplitConfirmed, Verdict
 from tuneship.gates.statistics.cells import Cells
-from tuneship.gates.view import DeploymentState
+from tuneship.gates.view import DeploymentState, States
 
 # The candidate's extra share of errors whose discovery is forecast, beside a doubling.
 MORE_ERRORS_SHARE = 0.05
@@ -55,7 +55,7 @@ def _log_normal(middle: int, spread: float, step: int) -> Bell:
 _TIMES, _LENGTHS = _log_normal(138, 11.4, 2), _log_normal(81, 13.9, 4)
 _USUAL = UsualHour(LatencyLimits(395.0, 900.0, 1900.0, 1000), 6.0, 200.0, math.inf)
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
-_RUNNING = DeploymentState("running", 1)
+_BOTH_RUN = States(DeploymentState("running", 1), DeploymentState("running", 1))
 
 
 def forecast(plan: CanaryPlan, today: Today, gates: Sequence[Gate]) -> Forecast:
@@ -230,7 +230,7 @@ def _draw(
             tuple(buckets), end, dict.fromkeys(ARMS, end), dict.fromkeys(ARMS, None)
         )
         record = record.plus(*skipped)
-        last = judge(series, _RUNNING, _RUNNING, plan, record)
+        last = judge(series, _BOTH_RUN, plan, record)
         record = record.plus(last)
         looks += 1
         due = max(at_step + 1 + at_step // _EVERY_LOOK, first)

@@ -63,6 +63,10 @@ class Phase(StrEnum):
 NO_USUAL = UsualHour()
 
 
+# The reason of a look that holds because a person has paused the rollout at the service.
+PAUSED = "paused"
+
+
 @dataclass(frozen=True)
 class Begun:
     """The rollout exists. `server`: extensions that the server was found to lack."""
@@ -198,6 +202,11 @@ class Look:
         """Whether the look counts towards `missing_looks`."""
         return self.missing is not None or self.standing
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether it held because a person has paused the rollout at the service."""
+        return PAUSED in self.reasons
+
 
 @dataclass(frozen=True)
 class ApprovalAsked:
@@ -225,7 +234,7 @@ class ApprovalAnswered:
 
 @dataclass(frozen=True)
 class Resumed:
-    """A paused rollout goes on; the maxima of looks count from here."""
+    """A rollout goes on that had ended `paused`, or that a person had paused; the maxima of looks count from here."""
 
     by: str = ""
     kind: Literal["resumed"] = "resumed"

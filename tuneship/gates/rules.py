@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from tuneship.gates import tallies
-from tuneship.gates.record import Phase, Probed, Verdict
+from tuneship.gates.record import PAUSED, Phase, Probed, Verdict
 from tuneship.gates.statistics.evidence import BucketCounts
 from tuneship.gates.statistics.gate_limits import CrashRule
 from tuneship.gates.view import BREAKER_REQUESTS, BREAKER_SHARE, View, error_share
@@ -163,6 +163,13 @@ def _inconclusive(view: View) -> Ruling:
     asks = view.plan.on_inconclusive == "pause" or view.baseline_unhealthy
     verdict = Verdict.PAUSE if asks else Verdict.ROLLBACK
     return Ruling(verdict, holding, ("max_looks", *_hold_reasons(view)))
+
+
+def paused_by_person(view: View) -> Ruling | None:
+    """Hold while a person has paused the rollout, however many looks that takes."""
+    if not view.is_paused:
+        return None
+    return Ruling(Verdict.HOLD, reasons=(PAUSED, *_hold_reasons(view)))
 
 
 def held(view: View) -> Ruling | None:
@@ -327,6 +334,7 @@ BESIDE_THE_BASELINE: tuple[Rule, ...] = (
 RULES: dict[Phase, tuple[Rule, ...]] = {
     Phase.COMPARE: (
         *BESIDE_THE_BASELINE,
+        paused_by_person,
         held,
         dwell,
         advance,
@@ -337,6 +345,7 @@ RULES: dict[Phase, tuple[Rule, ...]] = {
     Phase.WAIT: (
         *BESIDE_THE_BASELINE,
         refused,
+        paused_by_person,
         unanswered,
         held,
         unproven,
@@ -349,12 +358,18 @@ RULES: dict[Phase, tuple[Rule, ...]] = {
         harm_shown,
         threshold_passed,
         metrics_gone,
+        paused_by_person,
         baking,
     ),
-    Phase.SETTLE: (candidate_gone, circuit_breaker, metrics_gone, settling),
+    Phase.SETTLE: (candidate_gone, circuit_breaker, metrics_gone, paused_by_person, settling),
 }
 # The bake below 100 %: the baseline still answers, so all is compared as before.
-LIVE_BAKE: tuple[Rule, ...] = (*BESIDE_THE_BASELINE, still_baking, take_the_rest)
+LIVE_BAKE: tuple[Rule, ...] = (
+    *BESIDE_THE_BASELINE,
+    paused_by_person,
+    still_baking,
+    take_the_rest,
+)
 # A broken baseline is still better than a candidate that is gone, or that a person does not want.
 _EVEN_TO_A_BROKEN_BASELINE = frozenset({"candidate_failed", "human_rejected"})
 
@@ -364,8 +379,10 @@ def rule_on(view: View) -> Ruling:
     rules = LIVE_BAKE if view.phase is Phase.BAKE and view.has_baseline else RULES[view.phase]
     ruling = next(ruling for rule in rules if (ruling := rule(view)))
     # The last look counts as any other: only what is still undecided then is inconclusive.
-    is_held = ruling.verdict is Verdict.HOLD and view.phase is Phase.COMPARE
-    # A person who resumes a paused rollout grants it the plan's looks again.
+    # A person who holds the split has decided that it waits.
+    is_waiting = ruling.verdict is Verdict.HOLD and not view.is_paused
+    is_held = is_waiting and view.phase is Phase.COMPARE
+    # A person who resumes a rollout grants it the plan's looks again.
     at_step, at_all = view.looks_used
     is_late = view.waited >= timedelta(seconds=view.plan.longest_step_seconds)
     is_used_up = at_step >= view.plan.max_looks_per_step or at_all >= view.plan.max_looks or is_late

@@ -49,6 +49,15 @@ class DeploymentState:
 
 
 @dataclass(frozen=True)
+class States:
+    """What was just read beside the metrics: both deployments, and whether a person has paused the rollout."""
+
+    baseline: DeploymentState
+    candidate: DeploymentState
+    is_paused: bool = False
+
+
+@dataclass(frozen=True)
 class View:
     """Everything that the rules of one look read."""
 
@@ -66,6 +75,8 @@ class View:
     tokens: float | None
     # Requests that have been open for too long, by the bucket of their arrival, the newest first.
     hanging: Mapping[Arm, tuple[int, ...]]
+    # A person has paused the rollout.
+    is_paused: bool
 
     @cached_property
     def phase(self) -> Phase:
@@ -297,8 +308,7 @@ def error_share(buckets: Sequence[Bucket], arm: Arm) -> float:
 
 def make_view(
     series: RolloutSeries | str,
-    baseline: DeploymentState,
-    candidate: DeploymentState,
+    states: States,
     plan: CanaryPlan,
     record: RolloutRecord,
     recorded: Look | None = None,
@@ -313,13 +323,14 @@ def make_view(
         series=known,
         missing=series if isinstance(series, str) else _lost_data(record),
         standing=False,
-        baseline=baseline,
-        candidate=candidate,
+        baseline=states.baseline,
+        candidate=states.candidate,
         gates=(),
         measured=(),
         limits=None,
         tokens=None,
         hanging={},
+        is_paused=states.is_paused,
     )
     if view.missing or known is None:
         return replace(view, series=None)

@@ -119,7 +119,8 @@ def test_every_shift_carries_if_match_and_a_lease_but_never_an_idempotency_key(
     ]
     assert all(patch.if_match for patch in fake.patches)
     assert all(patch.idempotency_key is None for patch in fake.patches)
-    assert all(patch.lease == {"seconds": 600, "fallback": fallback} for patch in shifts)
+    lease = {"seconds": 600, "fallback": fallback, "pausable": True}
+    assert all(patch.lease == lease for patch in shifts)
     assert back.lease is None
 
 

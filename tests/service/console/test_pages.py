@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.payloads import SCRIPTS
 from tests.support.service.console import Browser, Markup, signed_in
-from tests.support.service.in_process import Service
+from tests.support.service.in_process import Service, split
 from tests.support.service.world import World
 from tuneship.contract.datasets import DatasetStatus
 from tuneship.contract.declaring.scopes import PRESETS
@@ -130,6 +130,48 @@ def test_a_session_that_only_looks_has_no_button_and_changes_nothing(world: Worl
     assert "/console/do/" not in browser.open(path).text
     sent = {"form_token": browser.form_token(), "job_id": world.ids["ft_own"]}
     assert browser.post("/console/do/cancel_job", sent).status_code == 403
+
+
+def test_an_endpoint_offers_the_decisions_that_would_be_taken(service: Service) -> None:
+    old, new = service.deployment("old"), service.deployment("new")
+    endpoint = service.canary("shop", {old: 100})
+    path, place = f"/v1/canary-endpoints/{endpoint}", f"/console/endpoints/{endpoint}"
+    approver, viewer = signed_in(service, "approver"), signed_in(service, "viewer")
+
+    def offered() -> set[str]:
+        text = approver.open(place).text
+        return {*re.findall(r'action="/console/do/(\w+)_canary_endpoint"', text)}
+
+    def decide(verb: str, **fields: str) -> int:
+        name = f"{verb}_canary_endpoint"
+        sent = {"form_token": approver.form_token(), "endpoint_id": endpoint, "then": place}
+        question = approver.open(f"/console/do/{name}?endpoint_id={endpoint}&then={place}")
+        assert "clinical review" in question.text
+        return approver.post(f"/console/do/{name}", sent | fields).status_code
+
+    def shift(*, pausable: bool) -> None:
+        lease = split({old: 100}) | {"seconds": 600, "pausable": pausable}
+        lease["fallback"] = lease.pop("deployments")
+        body = split({old: 50, new: 50}, lease=lease)
+        assert service.call("PATCH", path, json=body).status_code == 200
+
+    assert (offered(), "No rollout is in progress." in approver.open(place).text) == (set(), True)
+    shift(pausable=False)
+    assert offered() == {"revert"}
+    assert "Its pipeline cannot be paused." in approver.open(place).text
+    assert decide("pause") == 409
+    shift(pausable=True)
+    assert offered() == {"pause", "revert"}
+    # The empty fields of the form are none.
+    assert decide("pause", name="Dr. Ada <b>", reason="", ticket="") == 303
+    assert "Paused by Dr. Ada &lt;b&gt;" in approver.open(place).text
+    assert offered() == {"resume", "revert"}
+    assert decide("resume", ticket="no ticket") == 422
+    assert decide("resume", reason="evidence", ticket="CHG-1") == 303
+    assert "/console/do/" not in viewer.open(place).text
+    assert decide("revert", name="Dr. Ada") == 303
+    assert "Dr. Ada rolled the last rollout back" in viewer.open(place).text
+    assert offered() == set()
 
 
 def test_texts_of_users_are_shown_as_they_are(service: Service) -> None:

@@ -24,7 +24,14 @@ pytestmark = pytest.mark.both_databases
 ENDPOINT = {
     "id", "name", "deployment_id", "url", "created_at", "updated_at", "status", "version",
 }  # fmt: skip
-CANARY = ENDPOINT - {"deployment_id"} | {"deployments", "lease", "rollout_id", "large_keys"}
+CANARY = ENDPOINT - {"deployment_id"} | {
+    "deployments",
+    "lease",
+    "rollout_id",
+    "large_keys",
+    "paused",
+    "reverted",
+}
 PAGINATION = {"total", "limit", "offset", "next_offset"}
 
 

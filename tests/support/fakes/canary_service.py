@@ -207,7 +207,8 @@ class FakeService:
         """Return to the fallback of the lease, as the service does when a lease expires."""
         with self._lock:
             if self.endpoint and self.endpoint["lease"]:
-                self._change(self.endpoint["lease"]["fallback"], None)
+                lease, rollout_id = self.endpoint["lease"], self.endpoint["rollout_id"]
+                self._change(lease["fallback"], None, rollout_id)
 
     def _finish_bucket(self) -> None:
         weights = self._weights() or {BASELINE: 100}
@@ -335,6 +336,8 @@ class FakeService:
             raise Refusal(404, "resource_not_found", "no such endpoint")
         if rest[1:] == ["lease"]:
             return self._renew(body["seconds"])
+        if rest[1:] in (["revert"], ["pause"], ["resume"]):
+            return self._decide(rest[1], (body or {}).get("name", "key"))
         return 200, dict(self.endpoint)
 
     def make_endpoint(self, weights: Mapping[str, int], lease_seconds: int = 0) -> None:
@@ -359,7 +362,7 @@ class FakeService:
             "deployments": [],
         }
         if self.extensions:
-            self.endpoint |= {"version": 0, "lease": None}
+            self.endpoint |= {"version": 0, "lease": None, "large_keys": "spread"}
         self._change(members, lease)
 
     def _patch(self, body: Any, headers: Mapping[str, str]) -> Answer:
@@ -382,7 +385,7 @@ class FakeService:
             code = "internal_error" if status >= 500 else "invalid_request_error"
             raise Refusal(status, code, "not applied")
         for _ in range(2 if action == "twice" else 1):
-            self._change(body["deployments"], body.get("lease"))
+            self._change(body["deployments"], body.get("lease"), body.get("rollout_id"))
         if action == "lose":
             raise LostAnswer
         return 200, dict(self.endpoint or {})
@@ -394,26 +397,72 @@ class FakeService:
             return 400 if "lease" in body else 200
         version = self.endpoint["version"] if self.endpoint else 0
         wanted = headers.get("If-Match")
-        return 412 if wanted is not None and wanted != f'"{version}"' else 200
+        if wanted is not None and wanted != f'"{version}"':
+            return 412
+        return 409 if self._is_held(body["deployments"], body.get("lease")) else 200
+
+    def _is_held(self, members: list[dict[str, Any]], lease: Any) -> bool:
+        """Whether a pause forbids the split: it is neither the present one, under a lease, nor the fallback."""
+        if not self.endpoint or not self.endpoint["paused"]:
+            return False
+
+        def traffic(split: list[dict[str, Any]]) -> dict[str, int]:
+            shares = {one["id"]: one["traffic_percentage"] for one in split}
+            return {name: share for name, share in shares.items() if share}
+
+        allowed = [traffic(self.endpoint["lease"]["fallback"])]
+        if lease:
+            allowed.append(traffic(self.endpoint["deployments"]))
+        return traffic(members) not in allowed
+
+    def _decide(self, verb: str, by: str) -> Answer:
+        lease = self.endpoint["lease"] if self.endpoint else None
+        if not self.endpoint or not lease:
+            raise Refusal(409, "invalid_request_error", "no lease is running")
+        decided = {"at": as_text(self.now), "by": by, "reason": None, "ticket": None}
+        if verb == "revert":
+            self._change(lease["fallback"], None, self.endpoint.get("rollout_id"))
+            self.endpoint["reverted"] = decided
+        elif (verb == "pause") == bool(self.endpoint["paused"]) or not lease["pausable"]:
+            raise Refusal(409, "invalid_request_error", "not in this state")
+        else:
+            self.endpoint["paused"] = decided if verb == "pause" else None
+        return 200, dict(self.endpoint)
+
+    def decide(self, verb: str, by: str = "a person") -> None:
+        """Revert, pause or resume, as a person does."""
+        with self._lock:
+            self._decide(verb, by)
 
     def _renew(self, seconds: int) -> Answer:
         if not self.endpoint or not self.endpoint["lease"]:
             raise Refusal(409, "invalid_request_error", "no lease is running")
         if seconds == 0:
+            if self.endpoint["paused"]:
+                raise Refusal(409, "invalid_request_error", "the rollout is paused")
             self._change(self.endpoint["deployments"], None)
         else:
             self.renewed_for = seconds
             self.lease_ends = time.monotonic() + seconds
         return 200, dict(self.endpoint)
 
-    def _change(self, members: list[dict[str, Any]], lease: dict[str, Any] | None) -> None:
+    def _change(
+        self,
+        members: list[dict[str, Any]],
+        lease: dict[str, Any] | None,
+        rollout_id: str | None = None,
+    ) -> None:
         if self.endpoint is None:
             return
         self.endpoint |= {"deployments": members, "updated_at": as_text(self.now)}
         if self.extensions:
             ends = as_text(self.now + timedelta(days=1))
-            shown = {**lease, "expires_at": ends} if lease else None
+            shown = {"pausable": False, **lease, "expires_at": ends} if lease else None
+            paused = self.endpoint.get("paused")
+            is_same = lease and members == self.endpoint["deployments"]
             self.endpoint |= {"version": self.endpoint["version"] + 1, "lease": shown}
+            self.endpoint |= {"paused": paused if is_same else None, "reverted": None}
+            self.endpoint["rollout_id"] = rollout_id
             self.lease_ends = time.monotonic() + lease["seconds"] if lease else None
 
     def change_from_outside(self, weights: Mapping[str, int]) -> None:

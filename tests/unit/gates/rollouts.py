@@ -15,6 +15,7 @@ from tuneship.gates.record import (
     Fact,
     Look,
     Probed,
+    Resumed,
     RolloutRecord,
     SplitConfirmed,
     SplitIntended,
@@ -157,6 +158,8 @@ class Rollout:
     act: Callable[[RolloutRecord], RolloutRecord] | None = None
     # Whether the service publishes cancelled and refused requests and callers of errors already before the start.
     counts_callers: bool = False
+    # Function of the number of finished buckets: whether a person has paused the rollout.
+    paused: Callable[[int], bool] = lambda _: False
     # Number of buckets that a look does not see yet (ingestion lag).
     looks_behind: int = 0
     record: RolloutRecord = field(default_factory=RolloutRecord)
@@ -199,14 +202,17 @@ class Rollout:
             for arm in (0, 1)
         ]
         baseline, candidate = self.answers(len(self.record.looks) + 1, *both)
-        return Observed(baseline, candidate, *self.seen(end))
+        return Observed(baseline, candidate, *self.seen(end), self.paused(end))
 
     def look(self) -> Look:
         """Let one bucket pass, take one look, and shift the traffic as it says."""
         self.rows.append(self.make(len(self.rows), self.record.weight))
         if self.probe:
             self.record = self.record.plus(self.probe(*self.rows[-1]))
-        look = decide(self.observe(), self.plan, self.record)
+        observed, looks = self.observe(), self.record.looks
+        if looks and looks[-1].is_paused and not observed.is_paused:
+            self.record = self.record.plus(Resumed())
+        look = decide(observed, self.plan, self.record)
         self.record = self.record.plus(look)
         if look.verdict in (Verdict.ADVANCE, Verdict.PROMOTE):
             self._shift(look.next_weight or -1, look.at)

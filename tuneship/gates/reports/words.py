@@ -31,7 +31,7 @@ REASONS: Mapping[str, str] = {
     "baseline_unhealthy": "the baseline fails more often than `slo_max` allows, so nothing can be compared with it",
     "insufficient_data": "too few requests to decide by",
     "approval_timeout": "nobody answered in time",
-    "human_rejected": "a person said no",
+    "human_rejected": "a person said no, or rolled it back",
     # why a look holds, or what it goes by
     "few_callers": "half of the traffic is of so few callers that their own health would be taken for the candidate's",
     "max_looks": "the plan's looks are used up",
@@ -43,6 +43,7 @@ REASONS: Mapping[str, str] = {
     "baseline_not_running": "the baseline is not running",
     "dwell": "the step has not had its least number of looks",
     "approval": "a person is asked",
+    "paused": "a person has paused the rollout",
     "baking": "the bake goes on",
     "settling": "the candidate has all traffic and is watched for a few looks more",
     "circuit_breaker": "half of the candidate's requests failed at once, a caller who repeats them counted once",

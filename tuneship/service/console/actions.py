@@ -4,6 +4,9 @@ A button is shown where the session has the operation's scope, and the operation
 """
 
 from dataclasses import dataclass
+from typing import get_args
+
+from tuneship.contract.endpoints import DecisionReason
 
 
 @dataclass(frozen=True)
@@ -15,7 +18,11 @@ class Action:
     question: str | None = None
     consequence: str = ""
     is_danger: bool = False
+    # The question takes who decides and why.
+    is_decision: bool = False
 
+
+REASONS = {str(one): str(one).replace("_", " ") for one in get_args(DecisionReason)}
 
 # By the name of the operation.
 ACTIONS = {
@@ -24,5 +31,25 @@ ACTIONS = {
         "Cancel this job?",
         "The training ends, and no model comes of it. A cancelled job cannot be resumed.",
         is_danger=True,
+    ),
+    "revert_canary_endpoint": Action(
+        "Roll back",
+        "Roll back this rollout?",
+        "All traffic returns to the baseline at once, and the rollout ends.",
+        is_danger=True,
+        is_decision=True,
+    ),
+    "pause_canary_endpoint": Action(
+        "Pause",
+        "Pause this rollout?",
+        "The split stays as it is until somebody resumes the rollout. Whatever speaks against the candidate still "
+        "rolls it back.",
+        is_decision=True,
+    ),
+    "resume_canary_endpoint": Action(
+        "Resume",
+        "Resume this rollout?",
+        "The candidate gets more traffic as soon as its evidence allows it.",
+        is_decision=True,
     ),
 }

@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from tuneship.contract.errors import ApiError
 from tuneship.service.access.console_sessions import Session
 from tuneship.service.console import words
-from tuneship.service.console.actions import ACTIONS
+from tuneship.service.console.actions import ACTIONS, REASONS
 from tuneship.service.console.page import GROUPS, ConsolePage, all_pages
 from tuneship.service.context.bindings import SERVED
 
@@ -53,7 +53,13 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     shared = cast("dict[str, Any]", made.globals)  # pyright: ignore[reportUnknownMemberType]
-    shared |= {"place": place, "states": words.STATES, "actions": ACTIONS, "may": may}
+    shared |= {
+        "place": place,
+        "states": words.STATES,
+        "actions": ACTIONS,
+        "reasons": REASONS,
+        "may": may,
+    }
     filters = cast("dict[str, Any]", made.filters)  # pyright: ignore[reportUnknownMemberType]
     filters |= {one.__name__: one for one in words.FILTERS}
     return made

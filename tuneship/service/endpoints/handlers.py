@@ -1,4 +1,5 @@
-"""Handlers of endpoints: atomic splits, versions that stop a second rollout, leases that revert a split.
+"""Handlers of endpoints: atomic splits, versions that stop a second rollout, leases that revert a split, and what a
+person decides about a rollout.
 
 A plain endpoint is a row of the same kind with one member at 100 %.
 """
@@ -10,8 +11,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuneship.contract import endpoints as contract
+from tuneship.contract.common import render_time
 from tuneship.contract.deployments import GONE, SERVING, DeploymentStatus
 from tuneship.contract.endpoints import (
+    CanaryDecision,
     CanaryEndpoint,
     CanaryEndpointCreate,
     CanaryEndpointPage,
@@ -41,6 +44,7 @@ from tuneship.store.records import deployment_records, endpoint_records
 CANARY = "canary"
 PLAIN = "plain"
 IS_LIVE = tables.endpoints.c.status != EndpointStatus.DELETED
+PAUSED = "the rollout is paused by a person: resume it first"
 
 
 @serves(contract.create_endpoint)
@@ -97,7 +101,12 @@ def _all_to(deployment_id: str) -> list[dict[str, Any]]:
     return [{"id": deployment_id, "traffic_percentage": 100}]
 
 
-def _swap_split(context: Context, row: EndpointRow, update: CanaryEndpointUpdate) -> None:
+def _swap_split(
+    context: Context,
+    row: EndpointRow,
+    update: CanaryEndpointUpdate,
+    paused: dict[str, Any] | None = None,
+) -> None:
     members = [member.model_dump() for member in update.deployments]
     lease = None if update.lease is None else update.lease.model_dump()
     endpoint_records.swap(
@@ -108,6 +117,7 @@ def _swap_split(context: Context, row: EndpointRow, update: CanaryEndpointUpdate
         context.now,
         rollout_id=update.rollout_id,
         large_keys=update.large_keys,
+        paused=paused,
     )
 
 
@@ -220,6 +230,7 @@ def _rendered(context: Context, row: EndpointRow) -> CanaryEndpoint:
             "seconds": row["lease_seconds"],
             "expires_at": row["lease_until"],
             "fallback": row["lease_fallback"],
+            "pausable": row["pausable"],
         }
     return CanaryEndpoint.model_validate(
         {
@@ -325,8 +336,34 @@ def update_canary_endpoint(
     row = own_endpoint(context, endpoint_id, CANARY)
     _check_members(context, connection, update, row["members"])
     _check_version(context, row)
-    _swap_split(context, row, update)
+    _swap_split(context, row, update, _pause_after(row, update))
     return _answer(context, own_endpoint(context, endpoint_id, CANARY))
+
+
+def _pause_after(row: EndpointRow, update: CanaryEndpointUpdate) -> dict[str, Any] | None:
+    """The pause that still stands after an update; going back to the fallback lifts it. Raises 409 for a split that a
+    pause forbids.
+    """
+    if row["paused"] is None:
+        return None
+    wanted, fallback = _traffic(update.model_dump()["deployments"]), _traffic(row["lease_fallback"])
+    lease, keys = update.lease, (update.rollout_id, update.large_keys)
+    # Another fallback, or another draw of the keys, would be another split in the end.
+    if (
+        lease is not None
+        and wanted == _traffic(row["members"])
+        and _traffic(lease.model_dump()["fallback"]) == fallback
+        and keys == (row["rollout_id"], row["large_keys"])
+    ):
+        return row["paused"]
+    if wanted != fallback:
+        raise InvalidRequestError(PAUSED, status=409)
+    return None
+
+
+def _traffic(members: Iterable[Mapping[str, Any]] | None) -> dict[str, int]:
+    shares = {one["id"]: one["traffic_percentage"] for one in members or ()}
+    return {name: share for name, share in shares.items() if share > 0}
 
 
 @serves(contract.renew_canary_lease)
@@ -334,10 +371,10 @@ def renew_canary_lease(context: Context, endpoint_id: str, renewal: LeaseRenewal
     """Extend the lease; 0 seconds end it and keep the split. Ending it raises the version, extending it does not."""
     connection = context.transaction
     row = own_endpoint(context, endpoint_id, CANARY)
-    if row["lease_until"] is None:
-        raise InvalidRequestError("the endpoint has no running lease", status=409)
-    _check_version(context, row)
+    _check_leased(context, row)
     if renewal.seconds == 0:
+        if row["paused"] is not None:
+            raise InvalidRequestError(PAUSED, status=409)
         endpoint_records.swap(connection, row, row["members"], None, context.now)
     else:
         rows.change(
@@ -348,4 +385,66 @@ def renew_canary_lease(context: Context, endpoint_id: str, renewal: LeaseRenewal
             lease_seconds=renewal.seconds,
             lease_until=context.now + timedelta(seconds=renewal.seconds),
         )
+    return _answer(context, own_endpoint(context, endpoint_id, CANARY))
+
+
+def _check_leased(context: Context, row: EndpointRow) -> None:
+    if row["lease_until"] is None:
+        raise InvalidRequestError("the endpoint has no running lease", status=409)
+    _check_version(context, row)
+
+
+def _decided(
+    context: Context, endpoint_id: str, decision: CanaryDecision
+) -> tuple[EndpointRow, dict[str, Any]]:
+    """The endpoint with a running lease, and the decision as it is kept. Raises 409, and 422 in the hipaa mode for a
+    decision without reason or ticket.
+    """
+    connection = context.transaction
+    row = own_endpoint(context, endpoint_id, CANARY)
+    _check_leased(context, row)
+    members = [_member(context, connection, one["id"], "endpoint_id") for one in row["members"]]
+    if any(map(is_hipaa, members)):
+        for field in ("reason", "ticket"):
+            if getattr(decision, field) is None:
+                raise field_error(field, "is required in the hipaa mode", "missing_field")
+    by = decision.name or context.audit_facts.key_id
+    why = {"reason": decision.reason, "ticket": decision.ticket}
+    return row, {"at": render_time(context.now), "by": by, **why}
+
+
+@serves(contract.revert_canary_endpoint)
+def revert_canary_endpoint(
+    context: Context, endpoint_id: str, decision: CanaryDecision
+) -> CanaryEndpoint:
+    """Switch to the fallback, as the lease's lapse would."""
+    row, decided = _decided(context, endpoint_id, decision)
+    endpoint_records.revert(context.transaction, row, context.now, "person", decided)
+    return _answer(context, own_endpoint(context, endpoint_id, CANARY))
+
+
+@serves(contract.pause_canary_endpoint)
+def pause_canary_endpoint(
+    context: Context, endpoint_id: str, decision: CanaryDecision
+) -> CanaryEndpoint:
+    """Hold the split; the pipeline goes on looking and renewing."""
+    row, decided = _decided(context, endpoint_id, decision)
+    if not row["pausable"]:
+        text = "the pipeline of this rollout cannot be paused: its lease was taken without pausable"
+        raise InvalidRequestError(text, status=409)
+    if row["paused"] is not None:
+        raise InvalidRequestError("the rollout is paused already", status=409)
+    endpoint_records.set_pause(context.transaction, row, context.now, decided, is_paused=True)
+    return _answer(context, own_endpoint(context, endpoint_id, CANARY))
+
+
+@serves(contract.resume_canary_endpoint)
+def resume_canary_endpoint(
+    context: Context, endpoint_id: str, decision: CanaryDecision
+) -> CanaryEndpoint:
+    """Lift the pause; the split may change again."""
+    row, decided = _decided(context, endpoint_id, decision)
+    if row["paused"] is None:
+        raise InvalidRequestError("the rollout is not paused", status=409)
+    endpoint_records.set_pause(context.transaction, row, context.now, decided, is_paused=False)
     return _answer(context, own_endpoint(context, endpoint_id, CANARY))

@@ -543,6 +543,11 @@ class EndpointRow(ResourceRow):
     lease_seconds: int | None
     lease_until: datetime | None
     lease_fallback: list[dict[str, Any]] | None
+    # Whether a person may pause what the lease is for.
+    pausable: Annotated[bool, FALSE]
+    # What a person decided: `at`, `by`, `reason`, `ticket`.
+    paused: dict[str, Any] | None
+    reverted: dict[str, Any] | None
     # Goes into the draw of a routing key.
     rollout_id: str | None
     # Null: spread.

@@ -25,7 +25,10 @@ def swap(
     now: datetime,
     **more: Any,
 ) -> None:
-    """Replace the split and the lease (`seconds`, `fallback`; None ends it), and set `more` columns as well."""
+    """Replace the split and the lease (`seconds`, `fallback`, `pausable`; None ends it), and set `more` columns as
+    well. What a person had decided about the split before is lifted, unless `more` has it.
+    """
+    changes: dict[str, Any] = {"paused": None, "reverted": None, **more}
     rows.change(
         connection,
         endpoints,
@@ -37,8 +40,52 @@ def swap(
         lease_seconds=lease["seconds"] if lease else None,
         lease_until=now + timedelta(seconds=lease["seconds"]) if lease else None,
         lease_fallback=lease["fallback"] if lease else None,
+        pausable=bool(lease and lease["pausable"]),
+        **changes,
+    )
+
+
+def revert(
+    connection: sa.Connection,
+    row: EndpointRow,
+    now: datetime,
+    reason: str,
+    decided: dict[str, Any] | None = None,
+) -> None:
+    """End the lease of an endpoint and switch to its fallback. `decided`: the decision of the person who does so."""
+    # Every lease has a fallback.
+    fallback = cast("list[dict[str, Any]]", row["lease_fallback"])
+    swap(connection, row, fallback, None, now, reverted=decided)
+    more: dict[str, Any] = {"from": row["members"]}
+    if decided:
+        more |= {"why": decided["reason"], "ticket": decided["ticket"]}
+    emit(
+        connection,
+        "canary_endpoint.reverted",
+        row,
+        now,
+        version=row["version"] + 1,
+        to=fallback,
+        reason=reason,
         **more,
     )
+
+
+def set_pause(
+    connection: sa.Connection,
+    row: EndpointRow,
+    now: datetime,
+    decided: dict[str, Any],
+    *,
+    is_paused: bool,
+) -> None:
+    """Hold the split, or lift that, as a person has decided."""
+    # It is no change of the split, so version and time stay: the pipeline's condition still holds.
+    paused = decided if is_paused else None
+    rows.change(connection, endpoints, row["id"], row["updated_at"], paused=paused)
+    kind = "canary_endpoint.paused" if is_paused else "canary_endpoint.resumed"
+    why = {"reason": decided["reason"], "ticket": decided["ticket"]}
+    emit(connection, kind, row, now, version=row["version"], **why)
 
 
 def rename(connection: sa.Connection, row: EndpointRow, name: str, now: datetime) -> None:
@@ -63,19 +110,7 @@ def revert_lapsed(
         try:
             # A savepoint: a row that cannot be changed undoes nothing of the others.
             with connection.begin_nested():
-                # Every lease has a fallback.
-                fallback = cast("list[dict[str, Any]]", row["lease_fallback"])
-                swap(connection, row, fallback, None, now)
-                emit(
-                    connection,
-                    "canary_endpoint.reverted",
-                    row,
-                    now,
-                    version=row["version"] + 1,
-                    to=fallback,
-                    reason="lease_expired",
-                    **{"from": row["members"]},
-                )
+                revert(connection, row, now, "lease_expired")
         except Exception as error:
             if is_away(error):
                 raise
@@ -117,6 +152,8 @@ def in_force(row: EndpointRow, now: datetime) -> EndpointRow:
         "lease_seconds": None,
         "lease_until": None,
         "lease_fallback": None,
+        "pausable": False,
+        "paused": None,
     }
 
 
@@ -181,6 +218,8 @@ def retire(
         lease_seconds=None,
         lease_until=None,
         lease_fallback=None,
+        pausable=False,
+        paused=None,
     )
 
 

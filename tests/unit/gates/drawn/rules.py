@@ -22,6 +22,7 @@ from tuneship.gates.metrics.series import ARMS, Arm, ArmTraffic, Bucket, InFligh
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.readings import choose_gates
 from tuneship.gates.record import Begun, Look, RolloutRecord, SplitConfirmed, Verdict
+from tuneship.gates.view import States
 
 # Minutes for which a rival watches the candidate at 100 %.
 WATCHED = 30
@@ -114,7 +115,7 @@ def _looks(
         minute += 1
         seen = seen if unseen else len(buckets)
         series = series_of(buckets[:seen], service, minute - 1)
-        look = judge(series, RUNNING, RUNNING, plan, record)
+        look = judge(series, States(RUNNING, RUNNING), plan, record)
         record = record.plus(look)
         if look.verdict is Verdict.PROMOTE:
             promoted_at = look.number

@@ -7,7 +7,7 @@ from typing import Any
 
 from tuneship.contract.common import AnyEndpointId
 from tuneship.contract.deployments import Deployment, get_deployment
-from tuneship.contract.endpoints import CanaryEndpoint, Endpoint
+from tuneship.contract.endpoints import CanaryDecided, CanaryEndpoint, Endpoint
 from tuneship.contract.metrics import DeploymentMetrics, get_deployment_metrics
 from tuneship.service.console.page import page
 from tuneship.service.console.page_client import PageClient
@@ -42,6 +42,28 @@ class EndpointView:
     def lease(self) -> Any:
         """The lease of a rollout; None where nothing returns by itself."""
         return getattr(self.endpoint, "lease", None)
+
+    @property
+    def is_canary(self) -> bool:
+        """Whether it splits its traffic, so that rollouts happen here."""
+        return isinstance(self.endpoint, CanaryEndpoint)
+
+    @property
+    def paused(self) -> CanaryDecided | None:
+        """Who holds the split."""
+        return self.endpoint.paused if isinstance(self.endpoint, CanaryEndpoint) else None
+
+    @property
+    def reverted(self) -> CanaryDecided | None:
+        """Who rolled the last rollout back."""
+        return self.endpoint.reverted if isinstance(self.endpoint, CanaryEndpoint) else None
+
+    @property
+    def why_not_paused(self) -> str:
+        """Why nothing can be paused; empty where it can."""
+        if self.lease is None:
+            return "No rollout is in progress."
+        return "" if self.lease.pausable else "Its pipeline cannot be paused."
 
     def returns_in(self, now: datetime) -> timedelta:
         """How long until all traffic returns, unless the rollout goes on."""

@@ -141,7 +141,8 @@ def _arguments(operation: Operation[..., Any], fields: Mapping[str, str]) -> dic
         name, model = operation.body_parameter
         known = {*operation.path_parameters, *operation.query_model.model_fields}
         body = {one: values.pop(one) for one in [*values] if one not in known}
-        values[name] = _body(model, body)
+        # What was left empty is not sent.
+        values[name] = _body(model, {one: text for one, text in body.items() if text != ""})
     return values
 
 
