@@ -22,7 +22,7 @@ from tuneship.service.context.bindings import SERVED
 from tuneship.service.context.operation_calls import OperationCalls
 from tuneship.service.http.boundary import Boundary
 from tuneship.service.http.console.assets import assets
-from tuneship.service.http.console.entry import check_token, form_of, html, own_path
+from tuneship.service.http.console.entry import address_in, check_token, form_of, html, own_path
 from tuneship.service.http.contexts import context_of
 from tuneship.service.http.disconnect import wait_for_disconnect
 from tuneship.store.records.idempotency import Key
@@ -69,13 +69,11 @@ class Visits:
 
     async def show(self, request: Request) -> Response:
         """Answer a page."""
-        path = request.scope["path"]
-        page, named = page_at(path)
+        page, named = page_at(request.scope["path"])
         view = await page.view(
             self.client(request), named, query_of(request.query_params.multi_items())
         )
-        query = request.scope["query_string"].decode("ascii", "replace")
-        frame = self.frame(request, page, path + (f"?{query}" if query else ""))
+        frame = self.frame(request, page, address_in(request))
         threads = self._boundary.parts.threads.pages
         client_id = request.state.principal.client_id
         return html(request, await threads.run(client_id, whole_page, page, view, frame))
@@ -91,7 +89,7 @@ class Visits:
             raise InvalidRequestError(f"the question has {len(unknown)} fields too many")
         text = own_page(
             "ask.html",
-            self.frame(request),
+            self.frame(request, address=address_in(request)),
             action=action,
             operation=operation.name,
             fields=fields,
