@@ -205,6 +205,18 @@ class Browser:
             focused.send_keys(Keys.TAB)
         raise AssertionError(f"no key leads to {name}")
 
+    def key(self, key: str) -> None:
+        """Press a key where the focus is."""
+        self._driver.switch_to.active_element.send_keys(key)
+
+    def forget(self) -> None:
+        """Lose all cookies."""
+        self._driver.delete_all_cookies()
+
+    def back(self) -> None:
+        """Go back to the page before."""
+        self._driver.back()
+
     def wait_for_text(self, text: str) -> None:
         """Wait until the page shows this text."""
         self.wait(lambda: text in self.text or None)

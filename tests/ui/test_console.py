@@ -5,15 +5,18 @@ import shutil
 import subprocess
 import tarfile
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from selenium.webdriver.common.keys import Keys
 
 from tests.support.payloads import SCRIPTS
 from tests.support.service.console import link_of
 from tests.support.service.in_process import Service
 from tests.ui.browser import Browser
 from tests.ui.conftest import opened_window
+from tuneship.contract.declaring.scopes import PRESETS
 
 pytestmark = [pytest.mark.slow, pytest.mark.essential]
 AXE = "axe-core@4.14.1"
@@ -92,11 +95,16 @@ def window(served: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> 
     with opened_window(tmp_path_factory.mktemp("window")) as browser:
         browser.watch_dialogs()
         browser.before_every_page(WATCH)
-        browser.open(
-            f"{service.url}/console/sign-in#{link_of(service).partition('#')[2]}", "Overview"
-        )
+        sign_in(browser, service, "Overview")
         assert "#" not in browser.address
         yield browser
+
+
+def sign_in(window: Browser, service: Service, shows: str, query: str = "") -> None:
+    """Sign in by a new link, as somebody who is not signed in."""
+    window.forget()
+    code = link_of(service).partition("#")[2]
+    window.open(f"{service.url}/console/sign-in{query}#{code}", shows)
 
 
 def test_every_page_is_sound_in_both_schemes_and_sizes(
@@ -161,3 +169,88 @@ def test_a_person_signs_out_by_keys_alone(served: dict[str, Any], window: Browse
     window.keys_to("Sign out")
     window.wait_for_text("Code of the link")
     window.open(f"{service.url}/console/jobs", "Sign in")
+
+
+LEFT = "fetch('/console/session').then(answer => answer.json()).then(left => left.idle)"
+QUESTION = "document.getElementById('log-off')?.open"
+
+
+def wait_minutes(window: Browser, service: Service, minutes: float) -> None:
+    """Let time pass, in the service and on the page."""
+    service.clock.ahead += timedelta(minutes=minutes)
+    passed = minutes * 60_000
+    window.evaluate(f"(now => {{ Date.now = () => now() + {passed}; }})(Date.now)")
+
+
+def test_a_warning_comes_before_the_end_and_one_key_prevents_it_each_time(
+    served: dict[str, Any], window: Browser, axe: str
+) -> None:
+    service: Service = served["service"]
+    sign_in(window, service, "Overview")
+    window.open(f"{service.url}/console/jobs/{served['job']}", "Training")
+    for time in range(3):
+        wait_minutes(window, service, 14.2)
+        window.wait(lambda: window.evaluate(QUESTION) or None)
+        assert window.evaluate("document.activeElement.textContent") == "Stay signed in"
+        assert window.evaluate(LEFT) < 60, "the question itself, or the stream, is no use"
+        if time == 0:
+            assert window.check_accessibility(axe, RULES) == []
+            window.picture("log-off")
+        window.key((Keys.ENTER, Keys.SPACE, Keys.ESCAPE)[time])
+        window.wait(lambda: not window.evaluate(QUESTION) or None)
+        assert window.evaluate(LEFT) > 890
+    assert window.complaints() == []
+
+
+def test_a_key_on_the_page_is_a_use_and_an_open_page_is_none(
+    served: dict[str, Any], window: Browser
+) -> None:
+    service: Service = served["service"]
+    sign_in(window, service, "Overview")
+    wait_minutes(window, service, 5)
+    assert window.evaluate(LEFT) < 601
+    window.key(Keys.ARROW_DOWN)
+    window.wait(lambda: window.evaluate(LEFT) > 890 or None)
+    # Another key within the minute sends nothing.
+    wait_minutes(window, service, 0.5)
+    window.key(Keys.ARROW_DOWN)
+    window.settle()
+    assert window.evaluate(LEFT) < 880
+
+
+def test_at_the_end_the_page_empties_itself_and_signing_in_leads_back_to_it(
+    served: dict[str, Any], window: Browser
+) -> None:
+    service: Service = served["service"]
+    sign_in(window, service, "Overview")
+    place = f"/console/jobs/{served['job']}"
+    window.open(f"{service.url}{place}", "Training")
+    wait_minutes(window, service, 16)
+    window.wait_for_text("the session has ended")
+    assert window.address == f"{service.url}/console/sign-in?next={place.replace('/', '%2F')}"
+    window.back()
+    window.wait_for_text("Code of the link")
+    assert "In training" not in window.text
+    sign_in(window, service, "Training", f"?next={place}")
+    assert window.address == f"{service.url}{place}"
+    window.complaints()  # the page of a session that has ended asks once more and is led to the sign-in
+
+
+def test_before_an_end_that_nothing_prevents_a_person_may_sign_in_again(
+    served: dict[str, Any], window: Browser
+) -> None:
+    service: Service = served["service"]
+    key = service.keys.issue("alice", PRESETS["viewer"], service.clock() + timedelta(seconds=55))
+    headers = {"X-Client-ID": "alice", "Authorization": f"Bearer {key}"}
+    answer = service.call("POST", "/v1/sign-in-links", None, headers=headers)
+    window.forget()
+    window.open(answer.json()["url"].replace(service.parts.public_url, service.url), "Overview")
+    window.wait(lambda: window.evaluate(QUESTION) or None)
+    assert "This session ends whatever you do" in window.text
+    assert "Nobody has done" not in window.text
+    window.picture("log-off-whatever-is-done")
+    window.keys_to("Not yet")
+    window.wait(lambda: not window.evaluate(QUESTION) or None)
+    wait_minutes(window, service, 1)
+    window.wait_for_text("the session has ended")
+    window.complaints()

@@ -4,7 +4,7 @@ Changes are always in it. With `security_settings.audit_logging` a job's or depl
 are in it, too, each committed before its answer is sent. Entries hold ids, counts and the service's own words; no text.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -35,7 +35,7 @@ class AuditEntry(Reply):
 
 
 class AuditPage(Reply):
-    """Entries, oldest first."""
+    """Entries, oldest first unless the caller asked for the newest."""
 
     entries: list[AuditEntry]
     pagination: LogCursor
@@ -83,8 +83,13 @@ def signed_text(seq: int, mac: str, at: str) -> bytes:
         }
     ),
 )
-def list_audit(limit: LogLimit = 100, after: str | None = None) -> AuditPage:
-    """List the actions in this tenant's name, oldest first (additive). Entries are never removed."""
+def list_audit(
+    limit: LogLimit = 100, after: str | None = None, order: Literal["asc", "desc"] = "asc"
+) -> AuditPage:
+    """List the actions in this tenant's name, oldest first (additive). Entries are never removed.
+
+    With `order=desc` the newest come first. A token belongs to its order: with the other one it is 422.
+    """
     raise NotImplementedError
 
 

@@ -6,6 +6,7 @@ A new operation in a resource that exists needs no line here.
 from typing import Generic, TypeVar
 
 from tuneship.contract import (
+    api_keys,
     audit,
     datasets,
     deployments,
@@ -44,6 +45,7 @@ SECTIONS = {
     events: "What happened in the last 30 days.",
     instances: "Where work can run.",
     audit: "Who did what, sealed row by row.",
+    api_keys: "The keys of the tenant, without their secrets.",
     sign_in_links: "Links that sign a person in to the console.",
     monitoring: "What the service counts and measures, for Prometheus.",
 }
@@ -65,5 +67,6 @@ class Api(Generic[C]):
         self.webhooks = webhooks.Webhooks(client)
         self.events = events.Events(client)
         self.audit = audit.Audit(client)
+        self.api_keys = api_keys.ApiKeys(client)
         self.sign_in_links = sign_in_links.SignInLinks(client)
         self.monitoring = monitoring.Monitoring(client)

@@ -9,7 +9,7 @@ from tuneship.service.deployments import logs as deployment_logs
 from tuneship.service.deployments import metrics
 from tuneship.service.endpoints import handlers as endpoints
 from tuneship.service.evaluations import handlers as evaluations
-from tuneship.service.events import audit, webhooks
+from tuneship.service.events import api_keys, audit, webhooks
 from tuneship.service.events import handlers as events
 from tuneship.service.generation import embedding_handlers as embeddings
 from tuneship.service.generation import handlers as generation
@@ -32,6 +32,7 @@ from tuneship.service.openai.bindings import OPENAI_SERVED
 from tuneship.service.releases import handlers as releases
 
 RESOURCES = (
+    api_keys,
     audit,
     console,
     dataset_merging,

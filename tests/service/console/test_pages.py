@@ -17,6 +17,7 @@ from tuneship.contract.declaring.scopes import PRESETS
 from tuneship.contract.deployments import DeploymentStatus
 from tuneship.contract.evaluations import EvaluationStatus
 from tuneship.contract.jobs import JobStatus
+from tuneship.contract.webhooks import DeliveryStatus
 from tuneship.service.console import words
 from tuneship.service.console.page import all_pages, page_at
 from tuneship.service.console.rendering import place
@@ -43,6 +44,12 @@ PAGES = {
     "deployment": "/console/deployments/{dep_own}",
     "deployment that failed": "/console/deployments/{dep_failed}",
     "evaluations": "/console/evaluations",
+    "webhooks": "/console/webhooks",
+    "webhook": "/console/webhooks/{wh_own}",
+    "webhook that is switched off": "/console/webhooks/{wh_inactive}",
+    "keys": "/console/keys",
+    "audit": "/console/audit",
+    "settings": "/console/settings",
 }
 THEIRS = (
     "/console/jobs/{ft_of_other_tenant}",
@@ -51,6 +58,7 @@ THEIRS = (
     "/console/datasets/{ds_of_other_tenant}",
     "/console/deployments/{dep_of_other_tenant}",
     "/console/models/{model_of_other_tenant}",
+    "/console/webhooks/{wh_of_other_tenant}",
 )
 TEMPLATES = Path(words.__file__).parent / "templates"
 
@@ -211,7 +219,7 @@ def test_a_query_that_no_page_has_is_refused_in_words(world: World) -> None:
 
 
 def test_every_state_has_a_look() -> None:
-    for states in (JobStatus, DeploymentStatus, DatasetStatus, EvaluationStatus):
+    for states in (JobStatus, DeploymentStatus, DatasetStatus, EvaluationStatus, DeliveryStatus):
         assert {*states} <= {*words.STATES}
 
 

@@ -7,8 +7,9 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from tests.support.service.console import Browser, link_of, signed_in
+from tests.support.service.console import Browser, Markup, link_of, signed_in
 from tests.support.service.in_process import Service
+from tuneship.contract.declaring.scopes import PRESETS
 from tuneship.service.http.console.entry import HEADERS
 from tuneship.service.http.rate_limits import RateLimits
 from tuneship.store.database import tables
@@ -294,3 +295,97 @@ def test_a_refused_action_says_why_in_a_page(service: Service) -> None:
     assert unknown.status_code == 404
     big = browser.post("/console/do/cancel_job", {**fields, "x": "y" * (65 << 10)})
     assert big.status_code == 413
+
+
+def test_a_question_about_the_time_left_is_no_use_and_a_sign_of_life_is(service: Service) -> None:
+    browser = signed_in(service)
+    token = browser.form_token()
+    service.clock.ahead = timedelta(minutes=10)
+    for path in ("/console/session", "/console/sign-in"):
+        browser.open(path)
+    left = browser.open("/console/session")
+    assert left.headers["cache-control"] == "no-store"
+    assert 290 < left.json()["idle"] <= 300
+    assert left.json()["whole"] == pytest.approx(11 * 3600 + 50 * 60, abs=10)
+    answer = browser.post("/console/session", {"form_token": "0" * 64})
+    assert answer.status_code == 403
+    stays = browser.post("/console/session", {"form_token": token})
+    assert 890 < stays.json()["idle"] <= 900
+    browser.site = "same-site"
+    assert browser.post("/console/session", {"form_token": token}).status_code == 403
+
+
+def test_signs_of_life_are_no_requests_of_the_tenant(start: Callable[..., Service]) -> None:
+    service = start(control_requests_per_minute=5)
+    service.limit(RateLimits(5, 5, service.clock))
+    service.listen()
+    browser = signed_in(service)
+    fields = {"form_token": browser.form_token()}
+    answers = [browser.post("/console/session", fields).status_code for _ in range(9)]
+    assert {*answers} == {200}
+
+
+def test_a_short_session_lasts_while_it_is_used(start: Callable[..., Service]) -> None:
+    service = start(console_idle_minutes=1)
+    service.listen()
+    browser = signed_in(service)
+    for step in range(1, 9):
+        service.clock.ahead = timedelta(seconds=20 * step)
+        assert browser.open("/console").status_code == 200
+    service.clock.ahead += timedelta(seconds=61)
+    assert browser.open("/console").status_code == 303
+
+
+def test_a_session_ends_no_later_than_its_key(service: Service) -> None:
+    key = service.keys.issue("alice", PRESETS["viewer"], service.clock() + timedelta(hours=1))
+    browser = Browser(service)
+    browser.post("/console/sign-in", {"client_id": "alice", "key": key})
+    assert 3590 < browser.open("/console/session").json()["whole"] <= 3600
+
+
+def test_who_signs_out_is_in_the_audit_chain_once(service: Service) -> None:
+    browser = signed_in(service)
+    fields = {"form_token": browser.form_token()}
+    assert browser.post("/console/sign-out", fields).status_code == 303
+    with service.database.read() as connection:
+        rows = connection.execute(sa.select(tables.audit).order_by(tables.audit.c.seq)).mappings()
+        entered, left = [row for row in rows if row["action"].startswith("sign_")]
+    assert (entered["action"], left["action"]) == ("sign_in", "sign_out")
+    for name in ("client_id", "key_id"):
+        assert left[name] == entered[name]
+    assert left["address"].startswith("127.")
+    # A second sign-in ends the first, which is a sign-out, too.
+    browser = signed_in(service)
+    browser.post("/console/sign-in", {"code": code_of(link_of(service))})
+    assert actions(service)[-2:] == ["sign_in", "sign_out"]
+
+
+def test_after_the_end_the_cookie_is_gone_and_the_sign_in_leads_back(service: Service) -> None:
+    browser = signed_in(service)
+    service.clock.ahead = timedelta(minutes=16)
+    led = browser.open("/console/jobs?status=failed")
+    place = led.headers["location"]
+    assert place == "/console/sign-in?next=/console/jobs%3Fstatus%3Dfailed"
+    assert browser.open("/console/session").status_code == 303
+    shown = browser.open(place)
+    assert "the session has ended" in shown.text
+    assert "Max-Age=0" in shown.headers["set-cookie"]
+    assert "the session has ended" not in browser.open(place).text
+    fields = {"code": code_of(link_of(service)), "next": "/console/jobs?status=failed"}
+    answer = browser.post("/console/sign-in", fields)
+    assert answer.headers["location"] == "/console/jobs?status=failed"
+
+
+def test_a_page_says_when_its_session_ends_also_where_it_is_an_error(service: Service) -> None:
+    browser, job = signed_in(service), service.job()
+    asked = f"/console/do/cancel_job?job_id={job}&then=/console/jobs/{job}"
+    for path, then in (
+        (asked, asked),
+        ("/console/jobs?status=failed",) * 2,
+        ("/console/nope", "/console"),
+    ):
+        [dialog] = [one for tag, one in Markup(browser.open(path).text).tags if tag == "dialog"]
+        assert dialog["role"] == "alertdialog"
+        assert dialog["data-next"] == then
+        assert 890 < float(dialog["data-idle-left"] or 0) <= float(dialog["data-idle"] or 0) == 900
+    assert "<dialog" not in browser.open("/console/sign-in").text

@@ -23,7 +23,7 @@ from tuneship.store.records import session_records
 from tuneship.store.records.audit import AuditRecord, Chain
 
 LINK_LIFETIME = timedelta(minutes=10)
-# A use is noted at most once in this time, and stored some seconds later.
+# A use is noted at most once in this time, and stored some seconds later. `log-off.js` tells of uses as often.
 USE_GRAIN = timedelta(seconds=60)
 # Scopes of a session that "looks only" end so.
 READING = ":read"
@@ -39,6 +39,11 @@ class SessionRules:
     whole: timedelta
     # A link to a loopback address is for this machine. A member of a cluster cannot know where a request comes from.
     is_alone: bool
+
+    @property
+    def grain(self) -> timedelta:
+        """How long a use is not noted again, so that a short session does not end under somebody's hands."""
+        return min(USE_GRAIN, self.idle / 4)
 
 
 def session_rules(settings: ServiceSettings) -> SessionRules:
@@ -58,11 +63,16 @@ class Session:
     form_token: str
     looks_only: bool
     key_expires_at: datetime | None
+    # How long it lasts without any use.
+    idle_s: float
+    # When it ends unless somebody does something, and when it ends whatever is done.
+    idle_ends_at: datetime
+    ends_at: datetime
 
 
 @dataclass(frozen=True)
 class SignInOrigin:
-    """The origin of a request to sign in, for its audit entry."""
+    """The origin of a request to sign in or out, for its audit entry."""
 
     address: str
     request_id: str
@@ -157,20 +167,29 @@ class ConsoleSessions:
                 "expires_at": now + self.rules.whole,
             },
         )
+        self._record(connection, "sign_in", (principal.client_id, principal.key_id), origin)
+        return cookie
+
+    def _record(
+        self,
+        connection: sa.Connection,
+        action: str,
+        person: tuple[str, str],
+        origin: SignInOrigin,
+    ) -> None:
         self._chain.add(
             connection,
             AuditRecord(
-                at=now,
-                client_id=principal.client_id,
-                key_id=principal.key_id,
-                action="sign_in",
+                at=self._clock(),
+                client_id=person[0],
+                key_id=person[1],
+                action=action,
                 resource_id=None,
                 status=200,
                 address=origin.address,
                 request_id=origin.request_id,
             ),
         )
-        return cookie
 
     def find(self, cookie: str, *, is_use: bool) -> Session:
         """The session of a cookie, whose use is noted if `is_use`. Raises `AuthenticationError` where it has ended."""
@@ -187,18 +206,22 @@ class ConsoleSessions:
         principal = self._keys.principal_of(row["key_id"])
         if row["expires_at"] <= now or used_at + self.rules.idle <= now or principal is None:
             raise AuthenticationError(ENDED)
-        if is_use and now - used_at >= USE_GRAIN:
-            self._used[digest] = now
+        if is_use and now - used_at >= self.rules.grain:
+            self._used[digest] = used_at = now
         # No session takes a tuned model away.
         scopes = principal.scopes - {"models:content"}
         if row["looks_only"]:
             scopes = frozenset(scope for scope in scopes if scope.endswith(READING))
+        key_expires_at = self._keys.expiry_of(row["key_id"])
         return Session(
             principal=replace(principal, scopes=scopes),
             name=row["name"],
             form_token=self._digest("form", cookie).hex(),
             looks_only=row["looks_only"],
-            key_expires_at=self._keys.expiry_of(row["key_id"]),
+            key_expires_at=key_expires_at,
+            idle_s=self.rules.idle.total_seconds(),
+            idle_ends_at=used_at + self.rules.idle,
+            ends_at=min(row["expires_at"], key_expires_at or row["expires_at"]),
         )
 
     def store_uses(self) -> None:
@@ -215,10 +238,12 @@ class ConsoleSessions:
             if self._used.get(digest) == moment:
                 del self._used[digest]
 
-    def end(self, cookie: str) -> None:
-        """Sign a person out."""
+    def end(self, cookie: str, origin: SignInOrigin) -> None:
+        """Sign a person out; nothing happens where the session is gone already."""
         with self._database.write() as connection:
-            session_records.end(connection, self._digest("cookie", cookie))
+            row = session_records.end(connection, self._digest("cookie", cookie))
+            if row is not None:
+                self._record(connection, "sign_out", (row["client_id"], row["key_id"]), origin)
 
 
 def _is_loopback(url: str) -> bool:

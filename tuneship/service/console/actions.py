@@ -52,4 +52,5 @@ ACTIONS = {
         "The candidate gets more traffic as soon as its evidence allows it.",
         is_decision=True,
     ),
+    "retry_webhook_delivery": Action("Send again"),
 }

@@ -17,6 +17,7 @@ from typing import Any, cast, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, create_model
 
+from tuneship.contract.declaring.operation import Operation
 from tuneship.contract.errors import ResourceNotFound
 from tuneship.service.console import pages
 from tuneship.service.context.arguments import validated
@@ -42,6 +43,10 @@ class ConsolePage:
     query: type[BaseModel]
     # Where the entry of the navigation stands that this page belongs to.
     root: str
+    # The operation without whose scope the navigation leaves it out.
+    needs: Operation[..., Any] | None
+    # Whether an open page follows what changes.
+    is_live: bool
 
     async def view(self, client: Any, path: Mapping[str, str], query: Mapping[str, str]) -> Any:
         """Return the content of the page. Raises `ApiError`, also for a query that is none of this page."""
@@ -53,7 +58,14 @@ class ConsolePage:
 _PAGES: list[ConsolePage] = []
 
 
-def page(path: str, at: tuple[str, int] | None = None, name: str = "") -> Callable[[Show], Show]:
+def page(
+    path: str,
+    at: tuple[str, int] | None = None,
+    name: str = "",
+    *,
+    needs: Operation[..., Any] | None = None,
+    is_live: bool = True,
+) -> Callable[[Show], Show]:
     """Declare the decorated function as the page at an address; `at` and `name` put it into the navigation."""
 
     def declare(show: Show) -> Show:
@@ -73,7 +85,9 @@ def page(path: str, at: tuple[str, int] | None = None, name: str = "") -> Callab
         pattern = re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", matched))
         template = show.__module__.rpartition(".")[2] + ".html"
         root = "/".join(path.split("/")[:3])
-        _PAGES.append(ConsolePage(path, at, name, template, show, pattern, query, root))
+        _PAGES.append(
+            ConsolePage(path, at, name, template, show, pattern, query, root, needs, is_live)
+        )
         return show
 
     return declare

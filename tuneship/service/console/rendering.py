@@ -27,8 +27,13 @@ class PageFrame:
     # None on the pages for those who are not signed in.
     session: Session | None = None
     page: ConsolePage | None = None
-    # The address of the page with its query, from which it is kept live; empty where nothing can change.
+    # The address of the page with its query, to which forms and a later sign-in lead back.
     address: str = ""
+
+    @property
+    def live(self) -> str:
+        """The address from which the page is kept live; empty where it does not follow changes."""
+        return self.address if self.page is not None and self.page.is_live else ""
 
 
 def place(path: str, **query: object) -> str:
@@ -88,7 +93,12 @@ def error_page(error: ApiError, request_id: str, frame: PageFrame) -> str:
 
 
 def _values(view: Any, frame: PageFrame, **values: Any) -> dict[str, Any]:
-    return {"view": view, "frame": frame, "nav": _navigation(), **values}
+    held = frame.session.principal.scopes if frame.session else frozenset[str]()
+    nav = [
+        (group, [one for one in pages if one.needs is None or one.needs.scope in held])
+        for group, pages in _navigation()
+    ]
+    return {"view": view, "frame": frame, "nav": nav, **values}
 
 
 @cache

@@ -40,7 +40,7 @@ def log_page(
     read: Callable[[sa.Connection, int], Sequence[R]],
     number: Callable[[R], int],
 ) -> tuple[Sequence[R], LogCursor]:
-    """The entries of a log after the cursor `after`, oldest first, and the cursor of the last one.
+    """The entries of a log behind the cursor `after`, in the order of `read`, and the cursor of the last one.
 
     `log` is the name that the cursors are bound to; `read` returns the entries after a position, and `number` the
     position of one. Raises `ValidationFailed` for a cursor of another log.

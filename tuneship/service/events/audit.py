@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Literal
 
 import sqlalchemy as sa
 
@@ -33,15 +34,24 @@ def sign_head(database: Database, heads: Heads, now: datetime) -> None:
 
 
 @serves(contract.list_audit)
-def list_audit(context: Context, limit: int = 100, after: str | None = None) -> AuditPage:
-    """Oldest first; the cursor is bound to the tenant."""
+def list_audit(
+    context: Context,
+    limit: int = 100,
+    after: str | None = None,
+    order: Literal["asc", "desc"] = "asc",
+) -> AuditPage:
+    """The cursor is bound to the tenant and the order."""
+    is_newest_first = order == "desc"
 
     def read(connection: sa.Connection, position: int) -> Sequence[AuditRow]:
-        return audit.page_of(connection, context.client_id, after=position, limit=limit)
+        tenant = context.client_id
+        if is_newest_first:
+            return audit.newest_of(connection, tenant, before=position, limit=limit)
+        return audit.page_of(connection, tenant, after=position, limit=limit)
 
     # The rows of answers that were sent before this request are in its list.
     context.parts.audit.link_all(context.parts.database)
-    log = f"audit of {context.client_id}"
+    log = f"audit of {context.client_id}" + (", newest first" if is_newest_first else "")
     page, cursor = log_page(context, log, after, read, lambda row: row["seq"])
     return AuditPage(entries=[AuditEntry.model_validate(row) for row in page], pagination=cursor)
 

@@ -194,6 +194,16 @@ def page_of(
     return fetch_all(connection, query)
 
 
+def newest_of(
+    connection: sa.Connection, client_id: str, *, before: int, limit: int
+) -> Sequence[AuditRow]:
+    """The `limit` rows of a tenant before a number (0: the last ones), newest first."""
+    query = sa.select(audit).where(audit.c.client_id == client_id)
+    if before:
+        query = query.where(audit.c.seq < before)
+    return fetch_all(connection, query.order_by(audit.c.seq.desc()).limit(limit))
+
+
 def head_of(connection: sa.Connection) -> tuple[int, bytes]:
     """Number and seal of the last row; number 0 for an empty chain."""
     query = sa.select(audit.c.seq, audit.c.mac).order_by(audit.c.seq.desc()).limit(1)

@@ -42,10 +42,10 @@ def note_use(connection: sa.Connection, digest: bytes, now: datetime) -> None:
     connection.execute(noted.values(used_at=now))
 
 
-def end(connection: sa.Connection, digest: bytes) -> bool:
-    """Remove a session; False if it was gone already."""
+def end(connection: sa.Connection, digest: bytes) -> sa.RowMapping | None:
+    """Remove and return a session; None if it was gone already."""
     removed = sa.delete(console_sessions).where(console_sessions.c.digest == digest)
-    return connection.execute(removed).rowcount > 0
+    return connection.execute(removed.returning(console_sessions)).mappings().first()
 
 
 def forget_ended(connection: sa.Connection, now: datetime, unused_since: datetime) -> None:

@@ -59,7 +59,6 @@ function leave() {
 }
 
 document.addEventListener("visibilitychange", () => document.hidden ? close() : open());
-// The page may come back from the browser's memory, with an old state and perhaps another person in front of it.
+// A page that comes back from the browser's memory is loaded again (log-off.js).
 addEventListener("pagehide", close);
-addEventListener("pageshow", event => event.persisted ? location.reload() : open());
 open();

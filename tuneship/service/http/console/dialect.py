@@ -13,7 +13,15 @@ from tuneship.service.console.page import all_pages
 from tuneship.service.console.rendering import PageFrame, error_page
 from tuneship.service.http.boundary import Boundary
 from tuneship.service.http.console.assets import answer_asset, assets
-from tuneship.service.http.console.entry import LIVE, PREFIX, answer_headers, authenticate, html
+from tuneship.service.http.console.entry import (
+    LIVE,
+    PREFIX,
+    SESSION,
+    address_in,
+    answer_headers,
+    authenticate,
+    html,
+)
 from tuneship.service.http.console.live import Live
 from tuneship.service.http.console.sign_in import SIGN_IN, SIGN_OUT, SignIn
 from tuneship.service.http.console.visits import Visits
@@ -39,6 +47,8 @@ def _routes(boundary: Boundary) -> Sequence[Route]:
         route("GET", SIGN_IN, _safe(sign_in.show)),
         route("POST", SIGN_IN, _safe(sign_in.sign_in)),
         route("POST", SIGN_OUT, _safe(sign_in.sign_out)),
+        route("GET", SESSION, _safe(sign_in.time_left)),
+        route("POST", SESSION, _safe(sign_in.stay)),
         route("GET", LIVE, _safe(live.answer)),
         route("GET", f"{PREFIX}/do/{{operation}}", _safe(visits.ask)),
         route("POST", f"{PREFIX}/do/{{operation}}", _safe(visits.act)),
@@ -60,17 +70,16 @@ def _safe(answer: Answer) -> Answer:
 
 
 def _error_answer(request: Request, error: ApiError, request_id: str) -> Response:
-    path, query = request.scope["path"], request.scope["query_string"].decode("ascii", "replace")
     if error.status != 401:
         session = getattr(request.state, "session", None)
         frame = PageFrame(assets().folder, datetime.now(UTC), session)
         return html(request, error_page(error, request_id, frame), error.status)
-    if path == LIVE:
+    if request.scope["path"] == LIVE:
         return Response(SIGNED_OUT, media_type="text/event-stream")
     is_ours = any("tuneship-" in name for name in request.cookies)
     if request.headers.get("sec-fetch-site") == "cross-site" and not is_ours:
         return HTMLResponse(AGAIN, headers={"Cache-Control": "no-store"})
-    then = "" if request.method != "GET" else path + (f"?{query}" if query else "")
+    then = address_in(request) if request.method == "GET" else ""
     return RedirectResponse(SIGN_IN + (f"?next={quote(then)}" if then else ""), 303)
 
 

@@ -23,6 +23,7 @@ from tuneship.service.http.forwarding import plain_address
 
 PREFIX = "/console"
 LIVE = f"{PREFIX}/live"
+SESSION = f"{PREFIX}/session"
 FORM_BYTES = 64 << 10
 FORM_FIELDS = 200
 FORM_MEDIA = "application/x-www-form-urlencoded"
@@ -62,10 +63,12 @@ async def authenticate(boundary: Boundary, request: Request) -> Principal:
     check_way(boundary, request)
     if request.method != "GET":
         check_origin(request)
-    is_live = request.scope["path"] == LIVE
-    session = await session_of(boundary, request, is_use=not is_live)
+    path, is_get = request.scope["path"], request.method == "GET"
+    # An open page keeps nobody signed in, nor does its question how long the session lasts.
+    is_use = path != LIVE and not (path == SESSION and is_get)
+    session = await session_of(boundary, request, is_use=is_use)
     boundary.limits.count_page(session.form_token).check()
-    if request.method != "GET":
+    if not is_get and path != SESSION:
         window = await boundary.limits.counted(session.principal.client_id, "control")
         if window is not None:
             window.check()
@@ -153,6 +156,12 @@ def set_cookie(sessions: ConsoleSessions, request: Request, response: Response, 
         httponly=True,
         samesite="strict",
     )
+
+
+def address_in(request: Request) -> str:
+    """The path that a browser asked for, with its query."""
+    query = request.scope["query_string"].decode("ascii", "replace")
+    return request.scope["path"] + (f"?{query}" if query else "")
 
 
 def own_path(text: str) -> str:

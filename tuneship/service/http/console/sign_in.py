@@ -1,10 +1,11 @@
 """Signs people in, by a link or by their key, and out."""
 
 import asyncio
+from contextlib import suppress
 from functools import partial
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from tuneship.contract.errors import ApiError, AuthenticationError
 from tuneship.service.access.console_sessions import Session, SignInOrigin
@@ -39,12 +40,17 @@ class SignIn:
     async def show(self, request: Request) -> Response:
         """The page; a link's code is in its fragment, which the browser keeps for itself."""
         check_way(self._boundary, request)
-        try:
+        session, sessions = None, self._boundary.parts.sessions
+        has_cookie = cookie_name(sessions, request) in request.cookies
+        with suppress(AuthenticationError):
             session = await session_of(self._boundary, request, is_use=False)
-        except AuthenticationError:
-            session = None
+        has_ended = has_cookie and session is None
         then = own_path(request.query_params.get("next", ""))
-        return self._page(request, then, session=session)
+        response = self._page(request, then, session=session, has_ended=has_ended)
+        if has_ended:
+            # A change of the cookie also keeps browsers from bringing back a page that they have kept.
+            set_cookie(sessions, request, response, "")
+        return response
 
     def _page(
         self,
@@ -52,9 +58,11 @@ class SignIn:
         then: str,
         problem: ApiError | None = None,
         session: Session | None = None,
+        *,
+        has_ended: bool = False,
     ) -> Response:
         frame = PageFrame(assets().folder, self._boundary.parts.clock(), session)
-        text = own_page("sign-in.html", frame, then=then, problem=problem)
+        text = own_page("sign-in.html", frame, then=then, problem=problem, has_ended=has_ended)
         return html(request, text, 200 if problem is None else problem.status)
 
     async def sign_in(self, request: Request) -> Response:
@@ -63,9 +71,7 @@ class SignIn:
         check_origin(request)
         fields = await form_of(request)
         then, sessions = own_path(fields.get("next", "")), self._boundary.parts.sessions
-        origin = SignInOrigin(
-            address_of(request), request.state.request_id, is_local(self._boundary, request)
-        )
+        origin = self._origin(request)
         if (code := fields.get("code", "").strip()) != "":
             # Somebody who copies a link copies all of it.
             begin = partial(sessions.sign_in_by_link, code.rpartition("#")[2], origin)
@@ -87,7 +93,7 @@ class SignIn:
             return self._page(request, then, error)
         before = request.cookies.get(cookie_name(sessions, request))
         if before is not None:
-            await asyncio.to_thread(sessions.end, before)
+            await asyncio.to_thread(sessions.end, before, origin)
         response = RedirectResponse(then, 303)
         set_cookie(sessions, request, response, cookie)
         return response
@@ -97,7 +103,25 @@ class SignIn:
         check_token(request.state.session, await form_of(request))
         sessions = self._boundary.parts.sessions
         cookie = request.cookies[cookie_name(sessions, request)]
-        await asyncio.to_thread(sessions.end, cookie)
+        await asyncio.to_thread(sessions.end, cookie, self._origin(request))
         response = RedirectResponse(SIGN_IN, 303)
         set_cookie(sessions, request, response, "")
         return response
+
+    def _origin(self, request: Request) -> SignInOrigin:
+        is_here = is_local(self._boundary, request)
+        return SignInOrigin(address_of(request), request.state.request_id, is_here)
+
+    async def time_left(self, request: Request) -> Response:
+        """Answer in how many seconds the session ends, unused and in any case."""
+        session, now = request.state.session, self._boundary.parts.clock()
+        left = {
+            "idle": (session.idle_ends_at - now).total_seconds(),
+            "whole": (session.ends_at - now).total_seconds(),
+        }
+        return JSONResponse(left, headers={"Cache-Control": "no-store"})
+
+    async def stay(self, request: Request) -> Response:
+        """The same, for somebody who pressed a key: the request itself was noted as a use."""
+        check_token(request.state.session, await form_of(request))
+        return await self.time_left(request)

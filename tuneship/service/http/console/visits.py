@@ -5,7 +5,8 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from importlib.metadata import version
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
@@ -15,6 +16,7 @@ from tuneship.contract.declaring.operation import Operation
 from tuneship.contract.errors import InvalidRequestError, PermissionDenied, ResourceNotFound
 from tuneship.service.answers.field_errors import error_from_pydantic, field_error
 from tuneship.service.console.actions import ACTIONS, Action
+from tuneship.service.console.installation import Installation
 from tuneship.service.console.page import ConsolePage, page_at
 from tuneship.service.console.page_client import PageClient, Visit
 from tuneship.service.console.rendering import PageFrame, own_page, whole_page
@@ -22,10 +24,13 @@ from tuneship.service.context.bindings import SERVED
 from tuneship.service.context.operation_calls import OperationCalls
 from tuneship.service.http.boundary import Boundary
 from tuneship.service.http.console.assets import assets
-from tuneship.service.http.console.entry import check_token, form_of, html, own_path
+from tuneship.service.http.console.entry import address_in, check_token, form_of, html, own_path
 from tuneship.service.http.contexts import context_of
 from tuneship.service.http.disconnect import wait_for_disconnect
+from tuneship.settings import ConsoleSettings, LimitSettings, ServiceSettings
 from tuneship.store.records.idempotency import Key
+
+S = TypeVar("S", LimitSettings, ConsoleSettings)
 
 # As `ask` makes them.
 SHAPE_OF_KEYS = re.compile(r"[0-9a-f]{32}")
@@ -36,6 +41,18 @@ class Visits:
 
     def __init__(self, boundary: Boundary) -> None:
         self._boundary = boundary
+        parts = boundary.parts
+        self._installation = Installation(
+            version=version("tuneship"),
+            database="SQLite" if parts.database.is_sqlite else "PostgreSQL",
+            is_in_cluster=parts.settings.cluster is not None,
+            safeguards=parts.capabilities.able,
+            missing_for_hipaa=parts.capabilities.missing_for_hipaa,
+            limits=_group(LimitSettings, parts.settings),
+            console=_group(ConsoleSettings, parts.settings),
+            has_openai=parts.settings.openai,
+            allows_drills=parts.settings.allow_fault_injection,
+        )
         self._calls = {
             name: OperationCalls(bound, boundary.keys, boundary.slots)
             for name, bound in SERVED.items()
@@ -51,6 +68,7 @@ class Visits:
                     self._boundary, operation, request, identifier
                 ),
                 departure=partial(wait_for_disconnect, request.receive),
+                installation=self._installation,
                 known=known,
             )
         )
@@ -69,13 +87,11 @@ class Visits:
 
     async def show(self, request: Request) -> Response:
         """Answer a page."""
-        path = request.scope["path"]
-        page, named = page_at(path)
+        page, named = page_at(request.scope["path"])
         view = await page.view(
             self.client(request), named, query_of(request.query_params.multi_items())
         )
-        query = request.scope["query_string"].decode("ascii", "replace")
-        frame = self.frame(request, page, path + (f"?{query}" if query else ""))
+        frame = self.frame(request, page, address_in(request))
         threads = self._boundary.parts.threads.pages
         client_id = request.state.principal.client_id
         return html(request, await threads.run(client_id, whole_page, page, view, frame))
@@ -91,7 +107,7 @@ class Visits:
             raise InvalidRequestError(f"the question has {len(unknown)} fields too many")
         text = own_page(
             "ask.html",
-            self.frame(request),
+            self.frame(request, address=address_in(request)),
             action=action,
             operation=operation.name,
             fields=fields,
@@ -114,6 +130,11 @@ class Visits:
             key = Key(request.state.principal.client_id, f"console:{name}", digest, None)
         await self.client(request).carry_out(operation, _arguments(operation, fields), key)
         return RedirectResponse(then, 303)
+
+
+def _group(kind: type[S], settings: ServiceSettings) -> S:
+    # A copy of these alone: what a template gets it may show.
+    return kind.model_construct(**settings.model_dump(include={*kind.model_fields}))
 
 
 def query_of(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
