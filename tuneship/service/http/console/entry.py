@@ -23,6 +23,8 @@ from tuneship.service.http.forwarding import plain_address
 
 PREFIX = "/console"
 LIVE = f"{PREFIX}/live"
+# Below it are the deployments that answer the playground.
+GENERATE = f"{PREFIX}/generate/"
 FORM_BYTES = 64 << 10
 FORM_FIELDS = 200
 FORM_MEDIA = "application/x-www-form-urlencoded"
@@ -65,7 +67,10 @@ async def authenticate(boundary: Boundary, request: Request) -> Principal:
     is_live = request.scope["path"] == LIVE
     session = await session_of(boundary, request, is_use=not is_live)
     boundary.limits.count_page(session.form_token).check()
-    if request.method != "GET":
+    if request.scope["path"].startswith(GENERATE):
+        window = await boundary.limits.counted(session.principal.client_id, "generate")
+        request.state.window = window
+    elif request.method != "GET":
         window = await boundary.limits.counted(session.principal.client_id, "control")
         if window is not None:
             window.check()
