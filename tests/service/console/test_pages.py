@@ -43,6 +43,8 @@ PAGES = {
     "deployment": "/console/deployments/{dep_own}",
     "deployment that failed": "/console/deployments/{dep_failed}",
     "evaluations": "/console/evaluations",
+    "playground": "/console/playground",
+    "playground of two": "/console/playground?a={dep_own}&b={dep_failed}",
 }
 THEIRS = (
     "/console/jobs/{ft_of_other_tenant}",
@@ -51,6 +53,7 @@ THEIRS = (
     "/console/datasets/{ds_of_other_tenant}",
     "/console/deployments/{dep_of_other_tenant}",
     "/console/models/{model_of_other_tenant}",
+    "/console/playground?a={dep_of_other_tenant}",
 )
 TEMPLATES = Path(words.__file__).parent / "templates"
 
@@ -96,7 +99,8 @@ def test_every_page_is_in_this_file() -> None:
 def test_a_page_of_another_tenant_is_no_page(world: World, path: str) -> None:
     browser = signed_in(world.service)
     found = browser.open(path.format(**world.ids))
-    missing = browser.open(re.sub(r"{\w+}", "x" * 8, path))
+    name = re.sub(r"{(\w+)_of_other_tenant}", r"{\1_missing}", path)
+    missing = browser.open(name.format(**{"model_missing": "x" * 8, **world.ids}))
     assert found.status_code == missing.status_code == 404
     assert "bob" not in found.text
 

@@ -55,24 +55,25 @@ function start() {
   }
 
   const asked = () => field(chosen()[0] ?? "a").value;
-  const quoted = text => `'${text.replaceAll("'", "'\\''")}'`;
   const asJson = body => JSON.stringify(body, null, 2);
+  // As JSON between single quotes, of a shell as well as of Python.
+  const inQuotes = body => asJson(body).replaceAll("'", "\\u0027");
   const asCurl = body => [
     `curl ${location.origin}/v1/deployments/${asked()}/generate`,
     '-H "Authorization: Bearer $TUNESHIP_API_KEY"',
-    `-H ${quoted(`X-Client-ID: ${form.dataset.client}`)}`,
+    `-H 'X-Client-ID: ${form.dataset.client}'`,
     "-H 'Content-Type: application/json'",
-    `--data-raw ${quoted(asJson(body))}`,
+    `--data-raw '${inQuotes(body)}'`,
   ].join(" \\\n  ");
   const asPython = body => [
     "from tuneship.client import Client",
     "from tuneship.contract.generation import Generate",
     "",
-    `request = Generate.model_validate(${literal(body)})`,
+    `request = Generate.model_validate_json(r'''${inQuotes(body)}''')`,
     "with Client() as client:",
     `    print(client.deployments.generate("${asked()}", request).completion)`,
   ].join("\n");
-  const shown = [["json", asJson], ["curl", asCurl], ["python", asPython]].map(([kind, made]) => [document.getElementById(`as-${kind}`), made]);
+  const shown = [["as-json", asJson], ["as-curl", asCurl], ["as-python", asPython]].map(([id, made]) => [document.getElementById(id), made]);
 
   // The request in each way that somebody has opened, and in no other.
   function show() {
@@ -268,15 +269,6 @@ function start() {
   });
   send.disabled = false;
   arrange();
-}
-
-// A value of JSON as Python writes it.
-function literal(value) {
-  if (Array.isArray(value)) return `[${value.map(literal).join(", ")}]`;
-  if (value === null) return "None";
-  if (typeof value === "boolean") return value ? "True" : "False";
-  if (typeof value !== "object") return JSON.stringify(value);
-  return `{${Object.entries(value).map(([name, one]) => `${JSON.stringify(name)}: ${literal(one)}`).join(", ")}}`;
 }
 
 // The objects of a stream of JSON lines. Safari cannot iterate over a stream itself.
