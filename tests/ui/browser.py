@@ -213,6 +213,18 @@ class Browser:
         """Lose all cookies."""
         self._driver.delete_all_cookies()
 
+    def tab_to(self, selector: str) -> None:
+        """Move the focus by the Tab key to the element that matches a selector of CSS."""
+        for _ in range(200):
+            self.keys(Keys.TAB)
+            if self.evaluate(f"document.activeElement.matches({selector!r})"):
+                return
+        raise AssertionError(f"no key leads to {selector}")
+
+    def keys(self, *keys: str) -> None:
+        """Press keys where the focus is."""
+        self._driver.switch_to.active_element.send_keys(*keys)
+
     def back(self) -> None:
         """Go back to the page before."""
         self._driver.back()

@@ -83,7 +83,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
                 "/deployments",
                 f"/deployments/{new}",
                 "/evaluations",
+                f"/playground?a={old}&b={new}",
             ],
+            "pair": (old, new),
             "job": job,
         }
 

@@ -50,6 +50,8 @@ PAGES = {
     "keys": "/console/keys",
     "audit": "/console/audit",
     "settings": "/console/settings",
+    "playground": "/console/playground",
+    "playground of two": "/console/playground?a={dep_own}&b={dep_failed}",
 }
 THEIRS = (
     "/console/jobs/{ft_of_other_tenant}",
@@ -59,6 +61,7 @@ THEIRS = (
     "/console/deployments/{dep_of_other_tenant}",
     "/console/models/{model_of_other_tenant}",
     "/console/webhooks/{wh_of_other_tenant}",
+    "/console/playground?a={dep_of_other_tenant}",
 )
 TEMPLATES = Path(words.__file__).parent / "templates"
 
@@ -104,7 +107,8 @@ def test_every_page_is_in_this_file() -> None:
 def test_a_page_of_another_tenant_is_no_page(world: World, path: str) -> None:
     browser = signed_in(world.service)
     found = browser.open(path.format(**world.ids))
-    missing = browser.open(re.sub(r"{\w+}", "x" * 8, path))
+    name = re.sub(r"{(\w+)_of_other_tenant}", r"{\1_missing}", path)
+    missing = browser.open(name.format(**{"model_missing": "x" * 8, **world.ids}))
     assert found.status_code == missing.status_code == 404
     assert "bob" not in found.text
 

@@ -62,7 +62,7 @@ def build_app(
         route(
             bound.operation.method,
             route_path(bound.operation.path, paths),
-            _OperationEndpoint(boundary, bound).answer,
+            OperationEndpoint(boundary, bound).answer,
         )
         # Routes are tried in order, and generations are by far the most frequent requests.
         for bound in sorted(served, key=lambda bound: not bound.is_async)
@@ -91,10 +91,11 @@ async def _unknown_route(routes: Sequence[Route], request: Request, error: Excep
     return response
 
 
-class _OperationEndpoint:
+class OperationEndpoint:
     """Reads the requests of one operation, and writes the answers."""
 
     def __init__(self, boundary: Boundary, bound: BoundOperation) -> None:
+        """Answer calls of one operation, which has a handler."""
         self._operation = bound.operation
         self._boundary = boundary
         self._settings = boundary.parts.settings
@@ -102,6 +103,7 @@ class _OperationEndpoint:
         self._calls = OperationCalls(bound, boundary.keys, boundary.slots)
 
     async def answer(self, request: Request) -> Response:
+        """Answer one request of a caller who is known."""
         dialect: Dialect = request.state.dialect
         identifier = next(iter(request.path_params.values()), None)
         context = context_of(self._boundary, self._operation, request, identifier)

@@ -8,8 +8,8 @@ let source = null, again = FIRST_AGAIN_MS;
 
 const keep = {
   callbacks: {
-    // Charts draw themselves; what somebody has opened stays open.
-    beforeNodeMorphed: (old, next) => !(old instanceof Element && old.hasAttribute("data-chart") && next instanceof Element),
+    // Charts draw themselves, and what somebody writes is not replaced; what somebody has opened stays open.
+    beforeNodeMorphed: (old, next) => !(old instanceof Element && old.matches("[data-chart], [data-keep]") && next instanceof Element),
     beforeAttributeUpdated: (name, node) => !(name === "open" && node.tagName === "DETAILS"),
   },
   ignoreActiveValue: true,

@@ -9,23 +9,28 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from tuneship.contract.errors import ApiError, ResourceNotFound
+from tuneship.contract.generation import generate
 from tuneship.service.console.page import all_pages
 from tuneship.service.console.rendering import PageFrame, error_page
+from tuneship.service.context.bindings import SERVED
+from tuneship.service.http.app import OperationEndpoint
 from tuneship.service.http.boundary import Boundary
 from tuneship.service.http.console.assets import answer_asset, assets
 from tuneship.service.http.console.entry import (
+    GENERATE,
     LIVE,
     PREFIX,
     SESSION,
     address_in,
     answer_headers,
     authenticate,
+    check_token,
     html,
 )
 from tuneship.service.http.console.live import Live
 from tuneship.service.http.console.sign_in import SIGN_IN, SIGN_OUT, SignIn
 from tuneship.service.http.console.visits import Visits
-from tuneship.service.http.dialect import Dialect
+from tuneship.service.http.dialect import Dialect, json_response
 from tuneship.service.http.responses import error_response
 from tuneship.service.http.routes import route
 
@@ -42,6 +47,14 @@ Answer = Callable[[Request], Awaitable[Response]]
 def _routes(boundary: Boundary) -> Sequence[Route]:
     visits, sign_in = Visits(boundary), SignIn(boundary)
     live = Live(boundary, visits)
+    generating = OperationEndpoint(boundary, SERVED[generate.name])
+
+    async def generated(request: Request) -> Response:
+        # The script of the page sends no form, but the operation's own body.
+        token = request.headers.get("x-form-token", "")
+        check_token(request.state.session, {"form_token": token})
+        return await generating.answer(request)
+
     return (
         *(route("GET", path, answer_asset) for path in assets().by_path),
         route("GET", SIGN_IN, _safe(sign_in.show)),
@@ -50,6 +63,7 @@ def _routes(boundary: Boundary) -> Sequence[Route]:
         route("GET", SESSION, _safe(sign_in.time_left)),
         route("POST", SESSION, _safe(sign_in.stay)),
         route("GET", LIVE, _safe(live.answer)),
+        route("POST", f"{GENERATE}{{deployment_id}}", _safe(generated)),
         route("GET", f"{PREFIX}/do/{{operation}}", _safe(visits.ask)),
         route("POST", f"{PREFIX}/do/{{operation}}", _safe(visits.act)),
         route("GET", PREFIX, _safe(visits.show)),
@@ -70,11 +84,14 @@ def _safe(answer: Answer) -> Answer:
 
 
 def _error_answer(request: Request, error: ApiError, request_id: str) -> Response:
+    path = request.scope["path"]
+    if path.startswith(GENERATE):
+        return json_response(error.status, error.as_json(request_id))
     if error.status != 401:
         session = getattr(request.state, "session", None)
         frame = PageFrame(assets().folder, datetime.now(UTC), session)
         return html(request, error_page(error, request_id, frame), error.status)
-    if request.scope["path"] == LIVE:
+    if path == LIVE:
         return Response(SIGNED_OUT, media_type="text/event-stream")
     is_ours = any("tuneship-" in name for name in request.cookies)
     if request.headers.get("sec-fetch-site") == "cross-site" and not is_ours:

@@ -24,6 +24,8 @@ from tuneship.service.http.forwarding import plain_address
 PREFIX = "/console"
 LIVE = f"{PREFIX}/live"
 SESSION = f"{PREFIX}/session"
+# Below it are the deployments that answer the playground.
+GENERATE = f"{PREFIX}/generate/"
 FORM_BYTES = 64 << 10
 FORM_FIELDS = 200
 FORM_MEDIA = "application/x-www-form-urlencoded"
@@ -68,7 +70,10 @@ async def authenticate(boundary: Boundary, request: Request) -> Principal:
     is_use = path != LIVE and not (path == SESSION and is_get)
     session = await session_of(boundary, request, is_use=is_use)
     boundary.limits.count_page(session.form_token).check()
-    if not is_get and path != SESSION:
+    if path.startswith(GENERATE):
+        window = await boundary.limits.counted(session.principal.client_id, "generate")
+        request.state.window = window
+    elif not is_get and path != SESSION:
         window = await boundary.limits.counted(session.principal.client_id, "control")
         if window is not None:
             window.check()
