@@ -68,17 +68,15 @@ def own_eval(context: Context, eval_id: str) -> EvalRow:
     return row
 
 
-def settings_of(
-    criteria: Sequence[EvalCriterion], count: int, max_tokens: int
-) -> EvaluationSettings:
-    """The settings of a run of so many rows. Raises `ValidationFailed`."""
+def settings_of(criteria: Sequence[EvalCriterion], max_tokens: int = 1) -> EvaluationSettings:
+    """The settings of a run of one row. Raises `ValidationFailed`."""
     graders = graders_of(criteria)
     try:
         return EvaluationSettings.model_validate(
             {
                 "graders": graders,
                 "gating": [one["name"] for one in graders][:MAXIMUM_GATING],
-                "max_examples": count,
+                "max_examples": 1,
                 "max_tokens": max_tokens,
                 "stop_early": False,
             }
@@ -102,7 +100,9 @@ def openai_create_eval_run(context: Context, eval_id: str, run: EvalRunCreate) -
         MAXIMUM_ANSWER_TOKENS,
         "data_source.sampling_params.max_completion_tokens",
     )
-    stored = store_rows(context, asked, run)
+    criteria = [EvalCriterion.model_validate(one) for one in asked["testing_criteria"]]
+    settings = settings_of(criteria, max_tokens)
+    stored = store_rows(context, asked, run, settings.graders)
     # It may have been deleted while the rows were read; from here on the transaction keeps it.
     asked = own_eval(context, eval_id)
     chosen = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
@@ -110,7 +110,7 @@ def openai_create_eval_run(context: Context, eval_id: str, run: EvalRunCreate) -
     row = record_evaluation(
         context,
         stored.dataset,
-        settings_of(_criteria(asked), stored.count, max_tokens),
+        settings.model_copy(update={"max_examples": stored.count}),
         {
             "tags": run.metadata or {},
             "name": NOT_IN_A_NAME.sub("_", name).lstrip("._- ")[:128] or asked["id"],
@@ -127,10 +127,6 @@ def openai_create_eval_run(context: Context, eval_id: str, run: EvalRunCreate) -
     )
     context.headers["Location"] = f"/openai/v1/evals/{eval_id}/runs/{row['id']}"
     return _shown(context, asked, row)
-
-
-def _criteria(asked: EvalRow) -> list[EvalCriterion]:
-    return [EvalCriterion.model_validate(one) for one in asked["testing_criteria"]]
 
 
 def _without_texts(source: RunDataSource) -> dict[str, Any]:
