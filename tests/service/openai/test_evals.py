@@ -325,6 +325,11 @@ def test_a_row_that_the_model_was_trained_on_has_an_error_and_no_score(
     }
     assert (found["error"].datasource_item_id, found["error"].results) == (1, [])
     assert found["error"].sample.error.code == "leaked"
+    # A run is shown by its report, and no score is read for it.
+    with service.database.write() as connection:
+        scores = tables.evaluation_scores
+        connection.execute(sa.delete(scores).where(scores.c.evaluation_id == run.id))
+    assert client.evals.runs.retrieve(run.id, eval_id=made.id) == done
 
 
 def test_a_run_goes_on_after_a_restart(tmp_path: Path) -> None:

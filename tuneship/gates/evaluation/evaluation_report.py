@@ -33,6 +33,7 @@ def report_of(
             "scored": examples.scored,
         },
         "graders": graders,
+        "passed": {"all": tally.all_passed, "graders": dict(tally.passed)},
         "slices": slices,
         "sentence": words,
     }
