@@ -13,9 +13,10 @@ from flows.release.result import LOSSES_SHOWN, EvaluationFindings
 from flows.shared.errors import BadInput
 from tasks.sample_answers import answer_prompts
 from tuneship.contract.evaluations import GraderReport, SliceReport
-from tuneship.contract.lines.dataset_lines import ExampleProblem
+from tuneship.contract.lines.dataset_lines import LINE_LIMIT_BYTES, ExampleProblem
+from tuneship.contract.lines.reading_lines import lines_up_to, numbered
 from tuneship.evaluation.graders import GivenAnswer
-from tuneship.evaluation.items import EvaluationItem, MetadataRefused, numbered, read_item
+from tuneship.evaluation.items import EvaluationItem, MetadataRefused, read_item
 from tuneship.evaluation.scoring import (
     Answers,
     HeldOutExample,
@@ -95,7 +96,7 @@ def read_examples(
     dataset_format = format_of_file(file)
     read: list[tuple[int, EvaluationItem]] = []
     with file.open("rb") as stream:
-        for number, line in numbered(stream):
+        for number, line in numbered(lines_up_to(stream, LINE_LIMIT_BYTES)):
             try:
                 item = read_item(line, dataset_format)
             except ExampleProblem:

@@ -19,10 +19,10 @@ from tasks.evaluations import create_evaluation, list_evaluation_results, list_e
 from tuneship.client import ApiError
 from tuneship.contract.evaluations import EvaluationStatus
 from tuneship.evaluation.scoring import DeploymentGone
+from tuneship.gates.evaluation.evaluation_report import EVALUATION_GATE, evaluation_gate
 from tuneship.gates.gate_result import GateResult
 from tuneship.prefect.waits import wait_for_evaluation
 
-NAME = "T12 evaluation"
 # Statuses of a server that does not know the operation.
 NOT_OFFERED = (404, 405, 501)
 HERE = "evaluated by the pipeline: the service offers no evaluations, and leaked examples were not looked for"
@@ -117,13 +117,9 @@ def evaluate(
 
 def _unfinished(why: str) -> GateResult:
     """A rejection: nothing is known about the answers, whatever `on_inconclusive` says about too few of them."""
-    return GateResult(NAME, "reject", note=f"the evaluation did not complete: {why}")
+    return GateResult(EVALUATION_GATE, "reject", note=f"the evaluation did not complete: {why}")
 
 
 def _gate(verdict: str | None, findings: EvaluationFindings, margin: float) -> GateResult:
-    """The difference of the first grader that decides, beside the margin."""
-    deciding = next((one for one in findings.graders if one.verdict is not None), None)
-    difference = None if deciding is None else deciding.difference
-    get_run_logger().info("gate %s: %s: %s", NAME, verdict, findings.sentence)
-    state = "pass" if verdict == "pass" else "reject" if verdict == "reject" else "hold"
-    return GateResult(NAME, state, difference, -margin, findings.sentence)
+    get_run_logger().info("gate %s: %s: %s", EVALUATION_GATE, verdict, findings.sentence)
+    return evaluation_gate(verdict, findings.graders, margin, findings.sentence)

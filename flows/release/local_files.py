@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flows.shared.errors import BadInput
 from tuneship.contract.lines.dataset_lines import (
-    BYTE_ORDER_MARK,
+    LINE_LIMIT_BYTES,
     DatasetFormat,
     ExampleProblem,
     Message,
@@ -20,6 +20,7 @@ from tuneship.contract.lines.dataset_lines import (
     text_of,
 )
 from tuneship.contract.lines.line_fields import format_of
+from tuneship.contract.lines.reading_lines import lines_up_to, numbered
 
 BLOCK_BYTES = 1 << 20
 
@@ -48,8 +49,8 @@ def format_of_file(file: Path) -> DatasetFormat:
     """The format of a file by the fields of its first line. Raises `BadInput` for a file that has none."""
     try:
         with file.open("rb") as stream:
-            first = next((line for line in stream if line.strip()), b"")
-        return format_of(decode_line(first.removeprefix(BYTE_ORDER_MARK)))
+            _, first = next(numbered(lines_up_to(stream, LINE_LIMIT_BYTES)), (1, b""))
+        return format_of(decode_line(first))
     except OSError as error:
         raise BadInput(f"{file}: cannot be read ({error.strerror})") from None
     except ExampleProblem as problem:
@@ -81,13 +82,11 @@ def overlap(
 
 def _rows(file: Path, dataset_format: DatasetFormat) -> Iterator[list[Message]]:
     with file.open("rb") as stream:
-        for number, line in enumerate(stream):
-            text = line.removeprefix(BYTE_ORDER_MARK) if number == 0 else line
-            if text.strip():
-                try:
-                    yield parse_line(text.strip(), dataset_format)
-                except ExampleProblem:
-                    continue  # the service's verdict on the file counts, and it came first
+        for _, line in numbered(lines_up_to(stream, LINE_LIMIT_BYTES)):
+            try:
+                yield parse_line(line, dataset_format)
+            except ExampleProblem:
+                continue  # the service's verdict on the file counts, and it came first
 
 
 def _fingerprint(row: Sequence[Message]) -> bytes:

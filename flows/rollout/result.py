@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from tuneship.gates.record import Begun, Ended, RolloutRecord
+from tuneship.gates.record import Begun, Ended, Phase, RolloutRecord
 from tuneship.gates.reports.rollout_facts import facts_of
 from tuneship.gates.reports.split_history import Change
 
@@ -39,7 +39,7 @@ class RolloutResult(BaseModel):
         default_factory=list[str],
         description="What the gates saw when they last compared the two deployments.",
     )
-    driver: dict[str, float] | None = Field(
+    driver: dict[str, int | float] | None = Field(
         default=None, description="Requests of the plan's own traffic, by what became of them."
     )
     approval: dict[str, str] | None = Field(
@@ -53,6 +53,11 @@ class RolloutResult(BaseModel):
         default_factory=list[str],
         description="What a reader must know beside the outcome: gates that are off, a server without leases, ...",
     )
+
+    @property
+    def comparisons(self) -> list[dict[str, Any]]:
+        """The looks at both deployments; those after a bake see traffic of the candidate only."""
+        return [look for look in self.decisions if look["phase"] != Phase.SETTLE]
 
     @property
     def headline(self) -> str:

@@ -14,7 +14,6 @@ from flows.shared.tracking import track
 from tasks.deployments import get_deployment
 from tuneship.contract.models import job_of_model
 from tuneship.gates.plan import CanaryPlan
-from tuneship.gates.record import Phase
 from tuneship.settings import TrackingSettings
 from tuneship.tracking.targets import targets_of
 from tuneship.tracking.tracked_run import TrackedRelease
@@ -72,6 +71,4 @@ def last_shares(result: RolloutResult) -> Iterator[tuple[str, float]]:
 
 
 def _last_gates(result: RolloutResult) -> dict[str, dict[str, Any]]:
-    # After a bake the looks see traffic of the candidate only.
-    compared = [look for look in result.decisions if look["phase"] != Phase.SETTLE]
-    return compared[-1]["gates"] if compared else {}
+    return result.comparisons[-1]["gates"] if result.comparisons else {}

@@ -39,12 +39,13 @@ from flows.script.local_processes import (
 )
 from flows.shared.approval import mark_as_own_server
 from flows.shared.errors import BadInput
-from flows.shared.private_files import make_private, private
+from flows.shared.private_files import make_private
 from flows.shared.release_events import finish
 from flows.shared.signals import Stopped, ignore_stops, stop_once, uninterrupted
 from tuneship.cli.parameter_files import UnreadableParameters, mapping_in, problems_of
 from tuneship.client import ApiError, BadResponse, ServiceUnreachable, TuneshipError
 from tuneship.client.error_text import error_text
+from tuneship.host.durable import write_private
 from tuneship.prefect.connection import api, connect, disconnect
 from tuneship.prefect.waits import DeploymentNotRunning, JobOverdue
 from tuneship.settings import ClientSettings, PipelineSettings, embedded_service_environment
@@ -284,8 +285,7 @@ def _ending_after(error: BaseException) -> Ending:
     details = str(log)
     try:
         make_private(log.parent)
-        with open(log, "w", opener=private) as file:
-            file.writelines(traceback.format_exception(error))
+        write_private(log, "".join(traceback.format_exception(error)))
     except OSError as fault:  # the error may be the full disk itself
         details = f"not written, {log}: {fault.strerror}"
     message = f"unexpected {type(error).__name__} (details: {details})"

@@ -19,9 +19,10 @@ from typing import Any, BinaryIO, cast
 from tuneship.contract.declaring.verbs import Columns, Source
 from tuneship.contract.errors import SourceError
 from tuneship.contract.lines import strict_json
-from tuneship.contract.lines.dataset_lines import BYTE_ORDER_MARK, LINE_LIMIT_BYTES, decode_line
+from tuneship.contract.lines.dataset_lines import LINE_LIMIT_BYTES, decode_line
 from tuneship.contract.lines.example_problem import ExampleProblem
 from tuneship.contract.lines.line_fields import ALIASES, FIELDS, STRUCTURED_FIELDS
+from tuneship.contract.lines.reading_lines import BYTE_ORDER_MARK, is_longer, lines_up_to
 
 Record = dict[str, Any]
 # Rows in memory at a time, where a source hands out several. A row may have megabytes.
@@ -139,10 +140,8 @@ def _from_path(path: Path, columns: Columns | None) -> Iterator[Record]:
 
 def _lines(file: BinaryIO, name: str) -> Iterator[bytes]:
     """The lines of a file without a byte order mark. One that is too long must not fill the memory."""
-    number = 0
-    while line := file.readline(LINE_LIMIT_BYTES + 1):
-        number += 1
-        if len(line) > LINE_LIMIT_BYTES:
+    for number, line in enumerate(lines_up_to(file, LINE_LIMIT_BYTES), 1):
+        if is_longer(line, LINE_LIMIT_BYTES):
             raise SourceError(f"{name}, line {number}: is longer than 8 MiB")
         yield line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
 

@@ -4,7 +4,7 @@ Patterns and schemas are checked where they are compiled, in `tuneship/evaluatio
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, LiteralString, Self, cast
 
 from pydantic import (
@@ -18,6 +18,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from tuneship.contract.common import CreateRequest
+from tuneship.contract.templates import Part, template_parts
 
 MAXIMUM_GRADERS = 8
 MAXIMUM_GATING = 4
@@ -43,36 +44,25 @@ KINDS = (
     "choice",
     "loss",
 )
-_METADATA = re.compile(r"item\.metadata\.([A-Za-z0-9_-]{1,64})\Z")
-_NAMES = ("sample.output_text", "item.reference")
+_NAME = re.compile(
+    r"sample\.output_text|item\.reference|item\.metadata\.(?P<field>[A-Za-z0-9_-]{1,64})"
+)
+_KNOWN_NAMES = "sample.output_text, item.reference and item.metadata.<field>"
 
 
-def template_parts(template: str) -> Iterator[tuple[str, str | None]]:
-    """Yield each text of a template with the name behind it, None behind the last. Raises ValueError."""
-    start, *rest = template.split("{{")
-    for piece in rest:
-        name, closing, text = piece.partition("}}")
-        name = name.strip()
-        if not closing:
-            raise ValueError("opens {{ without closing it")
-        if name not in _NAMES and not _METADATA.match(name):
-            raise ValueError(
-                "holds an unknown name; known are sample.output_text, item.reference and item.metadata.<field>"
-            )
-        yield start, name
-        start = text
-    yield start, None
+def grader_parts(template: str) -> list[Part]:
+    """The parts of a grader's template. Raises ValueError."""
+    return template_parts(template, _NAME, _KNOWN_NAMES)
 
 
 def metadata_field(name: str) -> str | None:
     """The metadata field that a variable of a template refers to, or None."""
-    found = _METADATA.match(name)
-    return found and found[1]
+    found = _NAME.fullmatch(name)
+    return found and found["field"]
 
 
 def _template(text: str) -> str:
-    for _ in template_parts(text):
-        pass
+    grader_parts(text)
     return text
 
 

@@ -245,8 +245,9 @@ class CardRollout(CardPart):
     changes: list[SplitChange] = Field(default_factory=list[SplitChange])
     gates: list[CardReading] = Field(default_factory=list[CardReading])
     latency: CardLatency | None = Field(default=None, description="Of the baseline.")
-    requests: dict[str, float] = Field(
-        default_factory=dict[str, float], description="Of the pipeline, by what became of them."
+    requests: dict[str, int | float] = Field(
+        default_factory=dict[str, int | float],
+        description="Of the pipeline, by what became of them.",
     )
     lease_seconds: int | None = Field(
         default=None,

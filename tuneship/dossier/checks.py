@@ -43,13 +43,16 @@ from tuneship.dossier.json_values import (
 )
 from tuneship.gates.canary import first_difference
 from tuneship.gates.canary import replay as look_again
-from tuneship.gates.evaluation.evaluation_report import decided_report
+from tuneship.gates.evaluation.evaluation_report import (
+    EVALUATION_GATE,
+    decided_report,
+    evaluation_gate,
+)
 from tuneship.gates.evaluation.verdict import replay as judge_again
 from tuneship.gates.record import Ended, RolloutRecord, from_lines
 from tuneship.gates.reports.rollout_facts import facts_of
 from tuneship.gates.training.training_record import training_record
 
-EVALUATION_GATE = "T12 evaluation"
 # It rests on answers, which nobody stores.
 SMOKE_GATE = "T10 smoke"
 
@@ -215,11 +218,12 @@ def _evaluation(members: Mapping[str, bytes], found: Findings) -> None:
         return
     again = judge_again(record)
     report = decided_report(again)
-    graders = _dumped([GraderReport.model_validate(one) for one in report["graders"]])
+    graders = [GraderReport.model_validate(one) for one in report["graders"]]
+    words = report["sentence"] or ""
     expected = {
-        "sentence": report["sentence"] or "",
+        "sentence": words,
         # Behind these stand graders of shares, which decide nothing.
-        "graders": graders,
+        "graders": _dumped(graders),
         "slices": _dumped([SliceReport.model_validate(one) for one in report["slices"]]),
     }
     ours = {
@@ -228,16 +232,11 @@ def _evaluation(members: Mapping[str, bytes], found: Findings) -> None:
         "slices": evaluation["slices"],
     }
     found.compare(f"{RESULT}.evaluation", ours, expected, "evaluation.record")
-    deciding = next((one for one in graders if one["verdict"] is not None), None)
-    gate = {
-        "name": EVALUATION_GATE,
-        "state": again.verdict if again.verdict in ("pass", "reject") else "hold",
-        "value": pick(deciding, "difference"),
-        "limit": -again.rules.margin,
-        "note": expected["sentence"],
-    }
+    gate = evaluation_gate(again.verdict, graders, again.rules.margin, words)
     recorded = [one for one in result["training_gates"] if one["name"] == EVALUATION_GATE]
-    found.compare(f"{RESULT}.training_gates", recorded, [gate], "evaluation.record")
+    found.compare(
+        f"{RESULT}.training_gates", recorded, [dataclasses.asdict(gate)], "evaluation.record"
+    )
     found.decided.append("the evaluation")
 
 

@@ -1,7 +1,7 @@
 """Graders of written answers, read from their form on the wire: each gives an answer a score from 0 to 1.
 
 `choice` and `loss` read no written answer; they are in `likelihoods.py`.
-A blank answer scores 0. A text that cannot be graded (no number in it, no JSON) scores 0, too; no text is an error.
+A blank answer scores 0, and so does a text that cannot be graded (too long, no number in it, no JSON): it is no error.
 """
 
 from collections import Counter
@@ -21,6 +21,7 @@ from tuneship.contract.graders import (
     ToolCallsGrader,
 )
 from tuneship.contract.schemas.tools import arguments_of
+from tuneship.contract.templates import TextTooLong
 from tuneship.evaluation import similarity
 from tuneship.evaluation.items import EvaluationItem
 from tuneship.evaluation.json_values import (
@@ -103,9 +104,11 @@ def _ready(grader: _OfTextGrader | ToolCallsGrader, place: str) -> ReadyGrader:
     )
 
     def of_texts(item: EvaluationItem, answer: GivenAnswer) -> float:
-        text = taken.fill(answer.text, item.reference, item.metadata)
-        reference = wanted.fill(answer.text, item.reference, item.metadata)
-        return 0.0 if text is None or reference is None else score(text, reference)
+        try:
+            text, reference = taken.fill(answer.text, item), wanted.fill(answer.text, item)
+        except (KeyError, TextTooLong):
+            return 0.0
+        return score(text, reference)
 
     return ReadyGrader(grader.name, taken.fields | wanted.fields, of_texts)
 

@@ -1,12 +1,11 @@
 """A line of a dataset as a question to ask and the answer to compare with."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tuneship.contract.lines.dataset_lines import (
-    BYTE_ORDER_MARK,
     Message,
     decode_line,
     parse_example,
@@ -70,14 +69,6 @@ def _requested(calls: Sequence[Mapping[str, Any]], turn: int) -> list[dict[str, 
         }
         for number, call in enumerate(calls)
     ]
-
-
-def numbered(file: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-    """The numbers, from 1, and the bytes of the lines that hold an example."""
-    for number, line in enumerate(file, 1):
-        text = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
-        if text.strip():
-            yield number, text
 
 
 def read_item(line: bytes | Mapping[str, Any], dataset_format: DatasetFormat) -> EvaluationItem:

@@ -9,6 +9,7 @@ from tuneship.evaluation.graders import AnswerScore, GivenAnswer, ReadyGrader, r
 from tuneship.evaluation.items import EvaluationItem
 from tuneship.evaluation.likelihoods import Likelihood, check_choices, choice_score, choices_of
 from tuneship.evaluation.slices import read_clusters, read_slices
+from tuneship.evaluation.templates import check_texts
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,10 @@ def held_out_examples(
     picked: Sequence[tuple[int, EvaluationItem]], settings: EvaluationSettings
 ) -> list[HeldOutExample]:
     """The examples of these lines, with their slices and clusters. Raises `MetadataRefused`."""
-    check_choices([item for _, item in picked], settings.graders)
-    metadata = [item.metadata for _, item in picked]
+    items = [item for _, item in picked]
+    check_choices(items, settings.graders)
+    check_texts(items, settings.graders)
+    metadata = [item.metadata for item in items]
     slices = read_slices(metadata, settings.slice_by)
     clusters = read_clusters(metadata, settings.cluster_by) if settings.cluster_by else None
     return [

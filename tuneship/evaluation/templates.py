@@ -1,12 +1,21 @@
-"""Templates of graders: text with names in double braces, without expressions of any kind."""
+"""Templates of graders, as they are filled for each answer."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
-from tuneship.contract.graders import metadata_field, template_parts
+from tuneship.contract.graders import (
+    ChoiceGrader,
+    Grader,
+    LossGrader,
+    ToolCallsGrader,
+    grader_parts,
+    metadata_field,
+)
+from tuneship.contract.templates import TextTooLong, filled
+from tuneship.evaluation.items import EvaluationItem, MetadataRefused
 
-Part = tuple[str, str | None]
+# Similar texts are found in a time that grows with the square of their lengths.
+MAXIMUM_CHARACTERS = 1 << 20
 
 
 class TextTemplate:
@@ -14,27 +23,39 @@ class TextTemplate:
 
     def __init__(self, template: str) -> None:
         """Raise ValueError for an unknown name."""
-        self._parts: list[Part] = list(template_parts(template))
+        self._parts = grader_parts(template)
         names = (metadata_field(name) for _, name in self._parts if name)
         # The fields of metadata that it names.
         self.fields = frozenset(name for name in names if name)
 
-    def fill(self, answer: str, reference: str, metadata: Mapping[str, Any]) -> str | None:
-        """The text; None where the metadata lack a field."""
-        pieces: list[str] = []
-        for text, name in self._parts:
-            pieces.append(text)
-            if name == "sample.output_text":
-                pieces.append(answer)
-            elif name == "item.reference":
-                pieces.append(reference)
-            elif name is not None:
-                value = metadata.get(metadata_field(name) or "")
-                if value is None:
-                    return None
-                pieces.append(value if isinstance(value, str) else _written(value))
-        return "".join(pieces)
+    def fill(self, answer: str, item: EvaluationItem) -> str:
+        """The text. Raises KeyError where the metadata lack a field, and `TextTooLong`."""
+
+        def value_of(name: str) -> Any:
+            field = metadata_field(name)
+            if field is None:
+                return answer if name == "sample.output_text" else item.reference
+            value = item.metadata.get(field)
+            if value is None:
+                raise KeyError(field)
+            return value
+
+        return filled(self._parts, value_of, MAXIMUM_CHARACTERS)
 
 
-def _written(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, sort_keys=True)
+def check_texts(items: Sequence[EvaluationItem], graders: Sequence[Grader]) -> None:
+    """Check that no template makes a text that is too long, whatever the answer. Raises `MetadataRefused`."""
+    for number, grader in enumerate(graders):
+        if isinstance(grader, ChoiceGrader | LossGrader | ToolCallsGrader):
+            continue
+        for part in ("input", "reference"):
+            template = TextTemplate(getattr(grader, part))
+            for example, item in enumerate(items):
+                try:
+                    template.fill("", item)
+                except KeyError:
+                    continue  # it scores 0
+                except TextTooLong:
+                    place = f"graders[{number}].{part}"
+                    text = f"makes a text of more than {MAXIMUM_CHARACTERS >> 20} Mi characters"
+                    raise MetadataRefused("out_of_range", place, text, example) from None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flows.forms.release_form import ReleaseParameters
 from flows.release.result import EvaluationFindings, ReleaseResult
-from flows.shared.private_files import make_private, private
+from flows.shared.private_files import make_private
 from tuneship.cards.canonical import canonical, card_sha256
 from tuneship.cards.making import new_card
 from tuneship.cards.rendering import as_markdown
@@ -30,7 +30,7 @@ from tuneship.contract.model_card import (
     SplitChange,
 )
 from tuneship.contract.models import job_of_model
-from tuneship.gates.record import Phase
+from tuneship.host.durable import write_private
 from tuneship.prefect.connection import api
 
 CARD_FILE = "model_card.json"
@@ -43,12 +43,8 @@ def write_card(result: ReleaseResult, release: ReleaseParameters, folder: Path) 
     card = card_of(result, release)
     make_private(folder)
     file = folder / CARD_FILE
-    for place, content in (
-        (file, canonical(card)),
-        (file.with_suffix(".md"), as_markdown(card).encode()),
-    ):
-        with open(place, "wb", opener=private) as opened:
-            opened.write(content)
+    write_private(file, canonical(card))
+    write_private(file.with_suffix(".md"), as_markdown(card))
     return file, card_sha256(card)
 
 
@@ -102,8 +98,7 @@ def _graded(found: EvaluationFindings, release: ReleaseParameters) -> CardEvalua
 def _rollout(result: ReleaseResult, release: ReleaseParameters) -> CardRollout | None:
     if not result.history and not result.decisions:
         return None
-    # After a bake the looks see traffic of the candidate only.
-    compared = [look for look in result.decisions if look["phase"] != Phase.SETTLE]
+    compared = result.comparisons
     last = compared[-1] if compared else {}
     limits = next((look["limits"] for look in reversed(compared) if look.get("limits")), None)
     fields = set(CardReading.model_fields)

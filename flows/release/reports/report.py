@@ -25,9 +25,9 @@ from tuneship.contract.evaluations import GraderReport, Score
 from tuneship.gates.evaluation.evaluation_words import SLICE_WORDS
 from tuneship.gates.metrics.metrics_reader import read_series
 from tuneship.gates.metrics.series import RolloutSeries, Unusable
-from tuneship.gates.record import Phase
 from tuneship.gates.reports.step_load import StepLoad, explained, load_table, loads_by_step
 from tuneship.gates.reports.words import OUTCOMES, in_words
+from tuneship.host.durable import write_private
 
 DECISIONS_SHOWN = 25
 # `ln E` is the logarithm of an e-value; its limit stands beside it, because that differs by gate.
@@ -82,9 +82,9 @@ def write_report(result: ReleaseResult, release: ReleaseParameters, folder: Path
             pictures.append(file.name)
     text = report(result, release, pictures, loads)
     file = folder / "report.md"
-    file.write_text(text)
-    for one in (file, *(folder / name for name in pictures)):
-        one.chmod(0o600)
+    write_private(file, text)
+    for name in pictures:
+        (folder / name).chmod(0o600)
     show_report(result, release, text, file)
     return file
 
@@ -312,9 +312,7 @@ def _traffic(
 def _decisions(result: ReleaseResult) -> list[str]:
     """The gates at the last comparison, then the latest looks with another verdict than `hold`."""
     lines = ["## Gates at the last comparison", "", *_list(result.in_words)]
-    # After a bake the looks see traffic of the candidate only.
-    compared = [look for look in result.decisions if look["phase"] != Phase.SETTLE]
-    if compared:
+    if compared := result.comparisons:
         gates = [
             [
                 name,

@@ -8,8 +8,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.support.service.in_process import jsonl
-from tuneship.contract.lines.dataset_lines import BYTE_ORDER_MARK, Message, parse_line
+from tuneship.contract.lines.dataset_lines import Message, parse_line
 from tuneship.contract.lines.example_problem import ExampleProblem
+from tuneship.contract.lines.reading_lines import BYTE_ORDER_MARK
 from tuneship.service.catalogues.base_models import Catalogue
 from tuneship.service.datasets.reading import (
     COMPRESSED,

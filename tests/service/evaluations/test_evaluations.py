@@ -75,11 +75,19 @@ def test_results_have_lines_scores_and_slices_and_no_text(played: PlayedAnswers)
         assert (one["candidate"], one["baseline"]) == ({"chapter": 1.0}, {"chapter": 0.0})
         assert one["slices"] == {"site": "B"}
     assert played.results(found["id"], outcome="win") == won
+    alike = [one for one in results if one["outcome"] == "tie"]
+    assert played.results(found["id"], outcome="tie") == alike
+    for outcome in ("loss", "scored", "failed", "leaked", "too_long"):
+        assert played.results(found["id"], outcome=outcome) == []
     path = f"/v1/evaluations/{found['id']}/results"
     for offset in (0, 1, 63, 64, 65, 199, len(results) - 1, len(results), 10**9):
         page = played.service.call("GET", path, params={"limit": 7, "offset": offset}).json()
         assert page["results"] == results[offset : offset + 7]
         assert page["pagination"]["total"] == len(results)
+        query: dict[str, Any] = {"limit": 7, "offset": offset, "outcome": "tie"}
+        page = played.service.call("GET", path, params=query).json()
+        assert page["results"] == alike[offset : offset + 7]
+        assert page["pagination"]["total"] == len(alike)
     # Both models are asked an example before the next one begins.
     numbers = [number for _, number in played.asked]
     assert sorted(numbers) == sorted([number for number in set(numbers) for _ in "ab"])
@@ -115,6 +123,8 @@ def test_an_evaluation_without_a_baseline_has_scores_and_a_threshold(played: Pla
     alone = played.ended(played.create(baseline=None))
     assert (alone["verdict"], alone["graders"][0]["candidate"]["score"]) == (None, 0.75)
     assert alone["graders"][0]["wins"] is None
+    assert len(played.results(alone["id"], outcome="scored")) == 400
+    assert played.results(alone["id"], outcome="win") == []
     below = played.ended(played.create(baseline=None, min_score=0.8))
     assert (below["verdict"], below["reason"]) == ("reject", "below_min_score")
 

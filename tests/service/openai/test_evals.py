@@ -325,6 +325,11 @@ def test_a_row_that_the_model_was_trained_on_has_an_error_and_no_score(
     }
     assert (found["error"].datasource_item_id, found["error"].results) == (1, [])
     assert found["error"].sample.error.code == "leaked"
+    # A run is shown by its report, and no score is read for it.
+    with service.database.write() as connection:
+        scores = tables.evaluation_scores
+        connection.execute(sa.delete(scores).where(scores.c.evaluation_id == run.id))
+    assert client.evals.runs.retrieve(run.id, eval_id=made.id) == done
 
 
 def test_a_run_goes_on_after_a_restart(tmp_path: Path) -> None:
@@ -466,6 +471,22 @@ BAD_RUNS: list[tuple[dict[str, Any], str, str]] = [
         "invalid_value",
         "data_source.input_messages.item_reference",
     ),
+    *[
+        (
+            {"input_messages": {"type": "item_reference", "item_reference": reference}},
+            "invalid_value",
+            "data_source.input_messages.item_reference",
+        )
+        for reference in ("", " ", "{{}}", "{{item.turns}}", "item.", "item. turns", "sample.output_text")
+    ],
+    (
+        {
+            "source": {"type": "file_content", "content": [{"item": {"question": "x" * 500_000}}]},
+            "input_messages": {"type": "template", "template": [{"role": "user", "content": "{{item.question}}" * 99}]},
+        },
+        "invalid_value",
+        f"{SOURCE}.content[0].item",
+    ),
     (
         {"input_messages": {"type": "item_reference", "item_reference": "item.question"}},
         "invalid_type",
@@ -495,10 +516,21 @@ def test_a_run_that_cannot_be_made_is_refused_by_its_place(
     check_refused(played.service, f"evals/{known}/runs", body, code, param)
 
 
+def test_a_row_of_which_a_criterion_makes_too_long_a_text_is_refused_by_its_place(
+    client: openai.OpenAI, played: PlayedAnswers
+) -> None:
+    made = defined(client, SAME | {"reference": "{{item.chapter}}" * 9})
+    rows = [ROW, {"item": {"question": "?", "chapter": "x" * 200_000}}]
+    body = {"data_source": source_of(played.baseline, rows)}
+    place = f"{SOURCE}.content[1].item"
+    check_refused(played.service, f"evals/{made.id}/runs", body, "invalid_value", place)
+
+
 def test_bad_lines_of_a_file_are_named_together(
     client: openai.OpenAI, played: PlayedAnswers, known: str
 ) -> None:
-    lines = [b"{", json.dumps(ROW).encode(), b'{"item": 5}', b"", b'{"item": {}, "label": 1}']
+    long = b'{"item": {"question": "%s"}}' % (b"x" * (9 << 20))
+    lines = [b"{", json.dumps(ROW).encode(), long, b"", b'{"item": {}, "label": 1}']
     file = client.files.create(file=("rows.jsonl", b"\n".join(lines)), purpose="evals")
     body = {"data_source": source_of(played.baseline, {"type": "file_id", "id": file.id})}
     error = check_refused(played.service, f"evals/{known}/runs", body, "invalid_value", SOURCE)

@@ -12,8 +12,8 @@ from tuneship.contract.graders import (
     GraderName,
     Graders,
     gating_names,
+    grader_parts,
     metadata_field,
-    template_parts,
 )
 from tuneship.service.answers.field_errors import error_from_pydantic
 
@@ -188,7 +188,7 @@ def test_a_share_does_not_decide_even_by_default() -> None:
 
 
 def test_a_template_has_texts_and_names() -> None:
-    parts = list(template_parts("a {{ item.reference }}{{item.metadata.x-1}} } b"))
+    parts = grader_parts("a {{ item.reference }}{{item.metadata.x-1}} } b")
     assert parts == [("a ", "item.reference"), ("", "item.metadata.x-1"), (" } b", None)]
     assert metadata_field("item.metadata.x-1") == "x-1"
     assert metadata_field("item.reference") is None
@@ -209,4 +209,4 @@ def test_a_template_has_texts_and_names() -> None:
 )
 def test_a_template_knows_no_other_name(template: str) -> None:
     with pytest.raises(ValueError):
-        list(template_parts(template))
+        grader_parts(template)

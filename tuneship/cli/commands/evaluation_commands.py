@@ -22,12 +22,12 @@ from tuneship.contract.common import EvaluationId
 from tuneship.contract.evaluations import OPEN, Evaluation, EvaluationStatus, ExampleScores
 from tuneship.contract.generation import Generate
 from tuneship.contract.lines.dataset_lines import (
-    BYTE_ORDER_MARK,
     decode_line,
     parse_example,
     text_of,
 )
 from tuneship.contract.lines.line_fields import format_of
+from tuneship.contract.lines.reading_lines import BYTE_ORDER_MARK
 
 if TYPE_CHECKING:  # starts slowly
     from tuneship.client import Client

@@ -19,8 +19,9 @@ from tuneship.cli.parameters import AsJson
 from tuneship.contract.datasets import DatasetUpload
 from tuneship.contract.errors import ApiError
 from tuneship.contract.evaluations import EvaluationCreate
-from tuneship.contract.lines.dataset_lines import BYTE_ORDER_MARK, decode_line, parse_example
+from tuneship.contract.lines.dataset_lines import LINE_LIMIT_BYTES, decode_line, parse_example
 from tuneship.contract.lines.example_problem import ExampleProblem
+from tuneship.contract.lines.reading_lines import BYTE_ORDER_MARK, lines_up_to, numbered
 from tuneship.contract.openai.eval_runs import InputMessages, SamplingParams
 from tuneship.contract.openai.eval_templates import line_of
 from tuneship.contract.openai.evals import EvalCreate, graders_of
@@ -210,10 +211,8 @@ def _rows_in(path: Path) -> Iterator[Row]:
     """The place and the item of each line; output items of a run have theirs as `datasource_item`."""
     try:
         with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                text = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
-                if text.strip():
-                    yield _row(f"{path}: line {number}", text)
+            for number, line in numbered(lines_up_to(lines, LINE_LIMIT_BYTES)):
+                yield _row(f"{path}: line {number}", line)
     except OSError as error:
         fail(f"{path}: cannot be read ({error.strerror})")
 

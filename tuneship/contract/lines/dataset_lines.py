@@ -21,6 +21,7 @@ from tuneship.contract.lines.line_fields import (
 from tuneship.contract.lines.line_fields import (
     other_names as other_names,  # noqa: PLC0414 - callers know it from here
 )
+from tuneship.contract.lines.reading_lines import is_longer
 from tuneship.contract.lines.row_values import from_text, structured, without_nulls
 from tuneship.contract.lines.tool_lines import (
     call_id,
@@ -33,7 +34,6 @@ from tuneship.contract.lines.tool_lines import (
 
 ROLES = ("system", "user", "assistant", "tool")
 LINE_LIMIT_BYTES = 8 << 20
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class _MoreOfATurn(TypedDict, total=False):
@@ -61,6 +61,8 @@ def parse_line(line: bytes, dataset_format: DatasetFormat) -> list[Message]:
 
 def decode_line(line: bytes) -> Mapping[str, Any]:
     """The JSON object of a line. Raises `ExampleProblem`."""
+    if is_longer(line, LINE_LIMIT_BYTES):
+        raise ExampleProblem("line_too_long", None, "is longer than 8 MiB")
     try:
         value = strict_json.parse(line, strict_json.MAXIMUM_VALUES_OF_LINE)
     except strict_json.JsonRefused as error:

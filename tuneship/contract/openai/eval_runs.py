@@ -76,6 +76,11 @@ class TemplateMessage(InputMessage):
         return self
 
 
+def _of_a_row(reference: str) -> str:
+    field_named(reference)
+    return reference
+
+
 class InputMessages(OpenAIRequest):
     """The prompt: turns with templates, or the field of a row that has the turns."""
 
@@ -83,9 +88,7 @@ class InputMessages(OpenAIRequest):
     template: Annotated[
         list[TemplateMessage] | None, Field(min_length=1, max_length=MAXIMUM_TURNS)
     ] = None
-    item_reference: Annotated[
-        str | None, AfterValidator(lambda one: one and f"item.{field_named(one)}")
-    ] = None
+    item_reference: Annotated[str, AfterValidator(_of_a_row)] | None = None
 
     @model_validator(mode="after")
     def _fields_of_its_type(self) -> Self:
@@ -95,9 +98,9 @@ class InputMessages(OpenAIRequest):
     @property
     def turns(self) -> list[dict[str, str]] | str:
         """The turns with their templates, or the name of the field that has the turns."""
-        if self.template is None:
-            return field_named(self.item_reference or "")
-        return [one.turn for one in self.template]
+        if self.item_reference is not None:
+            return field_named(self.item_reference)
+        return [one.turn for one in self.template or ()]
 
 
 class SamplingParams(OpenAIRequest):

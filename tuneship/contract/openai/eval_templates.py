@@ -4,43 +4,36 @@ A row of an eval becomes a line of a dataset, and its criteria become graders, w
 the metadata of that line. The service and `tuneship evaluations import` share this.
 """
 
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, cast
 
 from pydantic import AfterValidator, Field
 
 from tuneship.contract.graders import ANSWER
+from tuneship.contract.lines.dataset_lines import LINE_LIMIT_BYTES
 from tuneship.contract.lines.example_problem import ExampleProblem
+from tuneship.contract.templates import Part, TextTooLong, filled, template_parts
 
-_ITEM = re.compile(r"item\.([A-Za-z0-9_-]{1,64}(?:\.[A-Za-z0-9_-]{1,64}){0,7})\Z")
 _SAMPLE = "sample.output_text"
+_NAME = re.compile(
+    r"sample\.output_text|item\.(?P<field>[A-Za-z0-9_-]{1,64}(?:\.[A-Za-z0-9_-]{1,64}){0,7})"
+)
 # The last turn of a line whose criterion names no text of its row: no grader reads it, and a line needs one.
 NO_REFERENCE = "-"
 # The longest name in a line's metadata that a grader's template may have.
 MAXIMUM_NAME = 64
 
 
-def parts_of(template: str) -> Iterator[tuple[str, str | None]]:
-    """Yield each text of a template with the name behind it, None behind the last. Raises ValueError."""
-    start, *rest = template.split("{{")
-    for piece in rest:
-        name, closing, text = piece.partition("}}")
-        name = name.strip()
-        if not closing:
-            raise ValueError("opens {{ without closing it")
-        if name != _SAMPLE and not _ITEM.match(name):
-            raise ValueError("holds an unknown name; known are item.<field> and sample.output_text")
-        yield start, name
-        start = text
-    yield start, None
+def parts_of(template: str) -> list[Part]:
+    """The parts of a template. Raises ValueError."""
+    return template_parts(template, _NAME, "item.<field> and sample.output_text")
 
 
 def fields_of(template: str) -> list[str]:
     """The fields of a row that a criterion's template names, e.g. `question` or `patient.age`. Raises ValueError."""
-    matches = (_ITEM.match(name) for _, name in parts_of(template) if name)
-    found = [one[1] for one in matches if one]
+    names = (name for _, name in parts_of(template) if name)
+    found = [field_named(name) for name in names if name != _SAMPLE]
     # Each becomes a name in the metadata of a line.
     if any(len(field) > MAXIMUM_NAME for field in found):
         raise ValueError(f"names a field of more than {MAXIMUM_NAME} characters")
@@ -61,10 +54,10 @@ def of_rows(template: str) -> str:
 
 def field_named(reference: str) -> str:
     """The field that a reference such as `item.messages` names. Raises ValueError."""
-    found = _ITEM.match(reference)
-    if found is None:
+    found = _NAME.fullmatch(reference)
+    if found is None or found["field"] is None:
         raise ValueError("must be of the form item.<field>")
-    return found[1]
+    return found["field"]
 
 
 CriterionTemplate = Annotated[
@@ -97,14 +90,13 @@ def value_at(item: Mapping[str, Any], field: str) -> Any:
     return value
 
 
-def filled(template: str, item: Mapping[str, Any]) -> str:
-    """A prompt's template with the values of a row. Raises `ExampleProblem` for a field that the row lacks."""
-    made: list[str] = []
-    for text, name in parts_of(template):
-        made.append(text)
-        if name is not None:
-            made.append(_written(_needed(item, field_named(name))))
-    return "".join(made)
+def _prompted(template: str, item: Mapping[str, Any], most: int) -> str:
+    """A template with the values of a row, which may lack none. Raises `ExampleProblem`."""
+    try:
+        return filled(parts_of(template), lambda name: _needed(item, field_named(name)), most)
+    except TextTooLong:
+        text = f"makes a line of more than {LINE_LIMIT_BYTES >> 20} MiB"
+        raise ExampleProblem("line_too_long", "item", text) from None
 
 
 def _needed(item: Mapping[str, Any], field: str) -> Any:
@@ -113,12 +105,6 @@ def _needed(item: Mapping[str, Any], field: str) -> Any:
         # Its name is the caller's own word, which no message repeats.
         raise ExampleProblem("missing_field", "item", "lacks a field that input_messages names")
     return value
-
-
-def _written(value: Any) -> str:
-    return (
-        value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
-    )
 
 
 def line_of(
@@ -137,7 +123,11 @@ def line_of(
         if not isinstance(turns, list) or not turns:
             raise ExampleProblem("wrong_type", "item", "has no list of turns in item_reference")
     else:
-        turns = [{**turn, "content": filled(turn["content"], item)} for turn in messages]
+        turns, room = [], LINE_LIMIT_BYTES
+        for turn in messages:
+            content = _prompted(turn["content"], item, room)
+            turns.append({**turn, "content": content})
+            room -= len(content)
     last = cast("list[Any]", turns)[-1]
     if not isinstance(last, Mapping) or cast("Mapping[str, Any]", last).get("role") != "user":
         raise ExampleProblem("invalid_role", "item", "gives a prompt that does not end with a user")
@@ -154,5 +144,5 @@ def _reference(item: Mapping[str, Any], template: str) -> str:
         return NO_REFERENCE
     if any(value_at(item, field) is None for field in fields_of(template)):
         return NO_REFERENCE
-    text = filled(template, item)
+    text = _prompted(template, item, LINE_LIMIT_BYTES)
     return text if text.strip() else NO_REFERENCE

@@ -1,13 +1,17 @@
 """The report of an evaluation as it is shown: scores, intervals, verdicts, and one sentence. Pure."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
+from tuneship.contract.evaluations import GraderReport
 from tuneship.gates.evaluation.evaluation_tally import EvaluationTally
 from tuneship.gates.evaluation.evaluation_words import sentence
 from tuneship.gates.evaluation.paired import Estimate, PairedCounts, mean_interval
 from tuneship.gates.evaluation.verdict import EvaluationResult, GraderResult, SliceResult
+from tuneship.gates.gate_result import GateResult
 
+EVALUATION_GATE = "T12 evaluation"
 # Tails of the intervals: 95 % for a score, 90 % for a difference.
 OF_SCORES, OF_DIFFERENCES = 0.025, 0.05
 
@@ -33,9 +37,20 @@ def report_of(
             "scored": examples.scored,
         },
         "graders": graders,
+        "passed": {"all": tally.all_passed, "graders": dict(tally.passed)},
         "slices": slices,
         "sentence": words,
     }
+
+
+def evaluation_gate(
+    verdict: str | None, graders: Sequence[GraderReport], margin: float, words: str
+) -> GateResult:
+    """The gate: the difference of the first grader that decides, beside the margin."""
+    deciding = next((one for one in graders if one.verdict is not None), None)
+    difference = None if deciding is None else deciding.difference
+    state = "pass" if verdict == "pass" else "reject" if verdict == "reject" else "hold"
+    return GateResult(EVALUATION_GATE, state, difference, -margin, words)
 
 
 def decided_report(found: EvaluationResult) -> dict[str, Any]:

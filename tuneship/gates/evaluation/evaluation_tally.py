@@ -6,7 +6,7 @@ A service and a pipeline that asks the deployments itself count by the same code
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from tuneship.contract.evaluations import EvaluationSettings
 from tuneship.gates.evaluation.paired import ClusterSums, PairedCounts
@@ -18,6 +18,7 @@ from tuneship.gates.evaluation.verdict import (
 )
 
 Unscored = Literal["failed", "leaked", "too_long"]
+UNSCORED: tuple[Unscored, ...] = get_args(Unscored)
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,9 @@ class EvaluationTally:
         self.graded = {name: (list[float](), list[float]()) for name in (*graded, *losses)}
         self.losses = frozenset(losses)
         self.scored = 0
+        # Examples in which a grader gives the candidate 1, and those in which all of them do.
+        self.passed = Counter[str]()
+        self.all_passed = 0
 
     def add(self, example: ScoredExample) -> None:
         """Count one more example."""
@@ -93,6 +97,9 @@ class EvaluationTally:
             self._unscored[example.unscored] += 1
             return
         self.scored += 1
+        passed = [name for name, score in example.candidate.items() if score == 1.0]
+        self.passed.update(passed)
+        self.all_passed += len(passed) == len(example.candidate)
         for name, outcomes in self._graders.items():
             outcomes.add(name, example)
         for name, (candidate, baseline) in self.graded.items():
@@ -155,7 +162,7 @@ def tally_of(settings: EvaluationSettings, stored: Iterable[Mapping[str, Any]]) 
 def example_of(stored: Mapping[str, Any]) -> ScoredExample:
     """A stored example as it is counted."""
     outcome = stored["outcome"]
-    if outcome in ("failed", "leaked", "too_long"):
+    if outcome in UNSCORED:
         return ScoredExample(unscored=outcome)
     return ScoredExample(
         stored["candidate"],

@@ -173,9 +173,9 @@ def driver_in_words(record: RolloutRecord) -> str | None:
     )
 
 
-def driven(record: RolloutRecord) -> dict[str, float]:
+def driven(record: RolloutRecord) -> dict[str, int | float]:
     """Sum the driver's counts over the rollout; empty without a driver. Unanswered requests are divided by weight."""
-    counts: dict[str, float] = {}
+    counts: dict[str, int | float] = {}
     share = 0.0
     for fact in record.facts:
         if isinstance(fact, Probed):

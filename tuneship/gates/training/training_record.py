@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from tuneship.gates.training.training_gates import (
     RULE_VERSION,
@@ -38,12 +38,20 @@ class TrainingRecord:
 
     def to_json(self) -> str:
         """One line of JSON; floats survive bit by bit, infinities too."""
-        return json.dumps(_RECORD.dump_python(self, mode="json"), sort_keys=True)
+        # Not as pydantic writes JSON, where what is not finite is null.
+        return json.dumps(_RECORD.dump_python(self), sort_keys=True)
 
 
 _RECORD: TypeAdapter[TrainingRecord] = TypeAdapter(TrainingRecord)
 
 
 def training_record(text: str) -> TrainingRecord:
-    """Read a record. Raises ValueError for anything else."""
-    return _RECORD.validate_python(json.loads(text))
+    """Read a record. Raises ValueError for anything else, with the place and without the value."""
+    try:
+        return _RECORD.validate_python(json.loads(text))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "it"
+        raise ValueError(f"{place} cannot be read ({first['type']})") from None
+    except (ValueError, RecursionError):
+        raise ValueError("it is no JSON") from None

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from tuneship.contract.common import SERVICE
 from tuneship.contract.lines import strict_json
-from tuneship.contract.lines.dataset_lines import BYTE_ORDER_MARK
+from tuneship.contract.lines.reading_lines import is_longer, lines_up_to, numbered
 from tuneship.contract.openai.batches import MAXIMUM_EMBEDDED_TEXTS, MAXIMUM_REQUESTS, BatchError
 from tuneship.contract.openai.embeddings import EmbeddingsCreate
 from tuneship.service.answers.field_errors import error_from_pydantic, field_error
@@ -47,7 +47,7 @@ def check_input(file: BinaryIO, endpoint: str) -> tuple[int, list[BatchError]]:
     """Read a file from its start to its end; return the number of its requests, and its problems. Raises `OSError`."""
     requests, seen, texts = 0, set[str](), 0
     errors: list[BatchError] = []
-    for number, line in _numbered(file):
+    for number, line in numbered(lines_up_to(file, MAXIMUM_LINE_BYTES)):
         requests += 1
         if requests > MAXIMUM_REQUESTS:
             errors.append(_too_many("requests", MAXIMUM_REQUESTS))
@@ -91,7 +91,8 @@ def _texts_in(body: dict[str, Any]) -> int:
 
 def requests_of(file: BinaryIO, endpoint: str, skipped: int) -> Iterator[BatchRequest]:
     """The requests of a checked file, after the first `skipped`. Raises `OSError` and `BadRequestLine`."""
-    for place, (_, line) in enumerate(_numbered(file)):
+    lines = numbered(lines_up_to(file, MAXIMUM_LINE_BYTES))
+    for place, (_, line) in enumerate(lines):
         if place >= skipped:
             custom_id, body = parse_line(line, endpoint)
             yield BatchRequest(custom_id, endpoint, checked_body(body, endpoint))
@@ -113,7 +114,7 @@ def checked_body(sent: dict[str, Any], endpoint: str) -> Body | Exception:
 
 def parse_line(line: bytes, endpoint: str) -> tuple[str, dict[str, Any]]:
     """The `custom_id` and the body of a line. Raises `BadRequestLine`."""
-    if len(line) > MAXIMUM_LINE_BYTES:
+    if is_longer(line, MAXIMUM_LINE_BYTES):
         text = f"This line is longer than {MAXIMUM_LINE_BYTES >> 20} MiB."
         raise BadRequestLine("invalid_request", text)
     try:
@@ -144,17 +145,3 @@ def _request_of(fields: dict[str, Any], endpoint: str) -> tuple[str, dict[str, A
     if not isinstance(body, dict):
         raise BadRequestLine("invalid_value", "body must be an object.", "body")
     return custom_id, cast("dict[str, Any]", body)
-
-
-def _numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """The numbers, from 1, and the bytes of the lines that are not blank; of a line that is too long, its beginning."""
-    number = 0
-    while line := file.readline(MAXIMUM_LINE_BYTES + 2):
-        number += 1
-        if number == 1:
-            line = line.removeprefix(BYTE_ORDER_MARK)
-        rest = line
-        while rest and not rest.endswith(b"\n"):
-            rest = file.readline(1 << 16)
-        if line.strip():
-            yield number, line.rstrip(b"\r\n")

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from tuneship.contract.lines import strict_json
-from tuneship.contract.lines.dataset_lines import BYTE_ORDER_MARK
 from tuneship.contract.lines.line_fields import CALL_ROLES, ROLE_NAMES
+from tuneship.contract.lines.reading_lines import BYTE_ORDER_MARK
 from tuneship.service.datasets.reading import DatasetReading
 
 SMALLEST_DATASET = 2

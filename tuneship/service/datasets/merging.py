@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from tuneship.contract import datasets as contract
 from tuneship.contract.datasets import DatasetCreated, DatasetMerge, DatasetStatus
 from tuneship.contract.errors import DatasetError, ResourceNotFound
-from tuneship.contract.lines.dataset_lines import BYTE_ORDER_MARK
+from tuneship.contract.lines.reading_lines import BYTE_ORDER_MARK
 from tuneship.security.sealed_files import ObjectDamaged, open_plain
 from tuneship.service.answers.field_errors import field_error
 from tuneship.service.context.bindings import serves

@@ -15,7 +15,6 @@ from typing import Any, BinaryIO, NamedTuple
 
 from tuneship.contract.datasets import LineProblem
 from tuneship.contract.lines.dataset_lines import (
-    BYTE_ORDER_MARK,
     LINE_LIMIT_BYTES,
     DatasetFormat,
     Message,
@@ -26,6 +25,7 @@ from tuneship.contract.lines.dataset_lines import (
 )
 from tuneship.contract.lines.example_problem import ExampleProblem
 from tuneship.contract.lines.line_fields import other_names, unused_fields
+from tuneship.contract.lines.reading_lines import BYTE_ORDER_MARK, lines_up_to
 from tuneship.contract.lines.tool_lines import tools_of
 from tuneship.prompts.template import TemplateFailed
 from tuneship.prompts.text_tokenizer import encode
@@ -196,7 +196,7 @@ def _examples(
     plan = reading.plan
     hints = TextHints(plan.base.tokenizer if plan.base else None)
     for number, line in _numbered(file, reading):
-        if line.isspace():
+        if line.isspace() and len(line) <= LINE_LIMIT_BYTES:
             reading.blank_lines += 1
             yield None
             continue
@@ -235,9 +235,8 @@ def _problem(line: int | None, field: str | None, code: str, message: str) -> Li
 
 def _numbered(file: BinaryIO, reading: DatasetReading) -> Iterator[tuple[int, bytes]]:
     """Yield line numbers from 1 and lines; end where the rest of the file cannot be read."""
-    number = 0
-    while line := file.readline(LINE_LIMIT_BYTES + 2):
-        number += 1
+    for number, read in enumerate(lines_up_to(file, LINE_LIMIT_BYTES), 1):
+        line = read
         if number == 1:
             reading.head = line[:64]
             first = line.rstrip(b"\r\n")
@@ -252,11 +251,6 @@ def _numbered(file: BinaryIO, reading: DatasetReading) -> Iterator[tuple[int, by
             text = f"has over {reading.plan.lines_limit} lines"
             reading.refuse(None, ExampleProblem("too_many_lines", None, text))
             return
-        if len(line) > LINE_LIMIT_BYTES and len(line.rstrip(b"\r\n")) > LINE_LIMIT_BYTES:
-            reading.refuse(number, ExampleProblem("line_too_long", None, "is longer than 8 MiB"))
-            while line and not line.endswith(b"\n"):
-                line = file.readline(1 << 16)
-            continue
         yield number, line
 
 

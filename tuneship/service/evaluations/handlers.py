@@ -29,7 +29,7 @@ from tuneship.contract.evaluations import (
 from tuneship.evaluation.graders import GraderRefused, read_graders
 from tuneship.evaluation.scoring import Stored
 from tuneship.gates.evaluation.evaluation_report import report_of
-from tuneship.gates.evaluation.evaluation_tally import example_of, rules_of, tally_of
+from tuneship.gates.evaluation.evaluation_tally import UNSCORED, example_of, rules_of, tally_of
 from tuneship.gates.evaluation.verdict import RULE_VERSION, judge
 from tuneship.service.answers.field_errors import field_error
 from tuneship.service.context.bindings import serves
@@ -54,6 +54,8 @@ from tuneship.store.database.rows import Page
 from tuneship.store.database.tables import EvaluationRow
 from tuneship.store.records import evaluation_records
 
+# The outcomes of pairs by the names that a grader's report has for their counts.
+PAIRS = {"win": "wins", "loss": "losses", "tie": "ties"}
 # Two evaluations are comparable if these are the same.
 SAME = ("graders", "max_examples", "seed", "max_tokens")
 
@@ -184,16 +186,28 @@ def list_evaluation_results(
     """Return the stored scores of one page of examples."""
     row = own_evaluation(context, evaluation_id)
     limit = context.page_size(limit)
-    if outcome is None:
+    total = row["answered"] if outcome is None else _count(row, outcome)
+    count = max(0, min(limit, total - offset))
+    found: list[Stored] = []
+    if count:
+        first, skipped = (offset, 0) if outcome is None else (0, offset)
         with context.read() as connection:
-            count = max(0, min(limit, row["answered"] - offset))
-            found = [*islice(evaluation_records.results_of(connection, row["id"], offset), count)]
-        page = Page[Stored](found, row["answered"], limit, offset)
-    else:
-        found = [one for one in _results(context, row) if one["outcome"] == outcome]
-        page = Page[Stored](found[offset : offset + limit], len(found), limit, offset)
+            stored = evaluation_records.results_of(connection, row["id"], first)
+            wanted = (one for one in stored if outcome in (None, one["outcome"]))
+            found = [*islice(wanted, skipped, skipped + count)]
+    page = Page[Stored](found, total, limit, offset)
     results = [ExampleScores.model_validate(one) for one in page.rows]
     return ExampleScoresPage(results=results, pagination=page.pagination)
+
+
+def _count(row: EvaluationRow, outcome: Outcome) -> int:
+    """The number of stored scores of one outcome, which the report has beside them."""
+    report, settings = row["report"], EvaluationSettings.model_validate(row["settings"])
+    if outcome in (*UNSCORED, "scored"):
+        has_pairs = outcome == "scored" and row["baseline"] is not None
+        return 0 if has_pairs else report.get("examples", {}).get(outcome, 0)
+    first = [one for one in report.get("graders", ()) if one["name"] in settings.deciding[:1]]
+    return sum(one.get(PAIRS[outcome], 0) for one in first)
 
 
 def _results(context: Context, row: EvaluationRow) -> Sequence[Stored]:

@@ -16,7 +16,8 @@ from tuneship.contract.lines.dataset_lines import (
     parse_example,
 )
 from tuneship.contract.lines.example_problem import ExampleProblem
-from tuneship.evaluation.items import EvaluationItem, MetadataRefused, numbered, read_item
+from tuneship.contract.lines.reading_lines import numbered
+from tuneship.evaluation.items import EvaluationItem, MetadataRefused, read_item
 from tuneship.evaluation.leaks import leaked_lines
 from tuneship.evaluation.scoring import HeldOutExample, held_out_examples
 from tuneship.evaluation.selection import select

@@ -10,13 +10,16 @@ from pydantic import ValidationError
 
 from tuneship.contract.datasets import DatasetStatus, DatasetUpload
 from tuneship.contract.errors import DatasetError, ErrorDetail, ResourceNotFound
-from tuneship.contract.lines.dataset_lines import decode_line
+from tuneship.contract.graders import Grader
+from tuneship.contract.lines.dataset_lines import LINE_LIMIT_BYTES, decode_line
 from tuneship.contract.lines.example_problem import ExampleProblem
+from tuneship.contract.lines.reading_lines import lines_up_to, numbered
 from tuneship.contract.openai.eval_runs import MAXIMUM_ROWS, EvalRunCreate, RunSource, SentRow
 from tuneship.contract.openai.eval_templates import line_of
 from tuneship.contract.openai.evals import EvalCriterion
-from tuneship.evaluation.items import numbered
+from tuneship.evaluation.items import EvaluationItem, MetadataRefused
 from tuneship.evaluation.json_values import TimedSchema, check_row
+from tuneship.evaluation.templates import check_texts
 from tuneship.security.sealed_files import ObjectDamaged
 from tuneship.service.answers.field_errors import MAX_DETAILS, error_from_pydantic
 from tuneship.service.context.context import Context
@@ -71,15 +74,16 @@ class _Problems:
         raise DatasetError(text, param=param, details=self._details)
 
 
-def store_rows(context: Context, asked: EvalRow, run: EvalRunCreate) -> StoredRows:
+def store_rows(
+    context: Context, asked: EvalRow, run: EvalRunCreate, graders: Sequence[Grader]
+) -> StoredRows:
     """Store the rows as a dataset of the caller. Raises `DatasetError` with the places, and the refusals of quotas."""
     source = run.data_source.source
     file = _file_of(context, source)
     problems = _Problems(source)
     with staging(context) as staged:
-        numbers = _render(
-            context, asked, run, _rows_of(context, source, file, problems), staged, problems
-        )
+        rows = _rows_of(context, source, file, problems)
+        numbers = _render(context, asked, run, graders, rows, staged, problems)
         problems.refuse()
         base = context.parts.catalogue.default
         reading = read_now(context, staged, "conversation", base)
@@ -135,16 +139,17 @@ def _opened(context: Context, file: BatchFileRow) -> Generator[Iterator[tuple[in
     parts = context.parts
     try:
         with open_batch_file(parts.database, parts.keyring, parts.blobs, file) as opened:
-            yield numbered(opened)
+            yield numbered(lines_up_to(opened, LINE_LIMIT_BYTES))
     except (FileNotFoundError, ObjectDamaged):
         text = "the stored file is damaged or missing"
         raise DatasetError(text, param=f"{SOURCE}.id", status=409) from None
 
 
-def _render(
+def _render(  # noqa: PLR0913 - what a line follows from, and where it goes
     context: Context,
     asked: EvalRow,
     run: EvalRunCreate,
+    graders: Sequence[Grader],
     found: Iterator[tuple[int, Mapping[str, Any]]],
     staged: StagedFile,
     problems: _Problems,
@@ -162,8 +167,14 @@ def _render(
         try:
             check_row(schema, item)
             line = line_of(item, messages, criteria)
+            answer = line["messages"][-1]["content"]
+            check_texts([EvaluationItem((), answer, metadata=line["metadata"])], graders)
         except ExampleProblem as problem:
             problems.add(number, problem)
+            continue
+        except MetadataRefused as refused:
+            text = f"cannot be scored by a criterion, which {refused.message}"
+            problems.add(number, ExampleProblem(refused.code, "item", text))
             continue
         content = json.dumps(line, ensure_ascii=False).encode() + b"\n"
         if staged.size + len(content) > MAXIMUM_CHARACTERS:

@@ -1,7 +1,8 @@
 """Handlers of the runs of evals: evaluations of one deployment without a baseline, on rows that become a dataset."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -68,17 +69,15 @@ def own_eval(context: Context, eval_id: str) -> EvalRow:
     return row
 
 
-def settings_of(
-    criteria: Sequence[EvalCriterion], count: int, max_tokens: int
-) -> EvaluationSettings:
-    """The settings of a run of so many rows. Raises `ValidationFailed`."""
+def settings_of(criteria: Sequence[EvalCriterion], max_tokens: int = 1) -> EvaluationSettings:
+    """The settings of a run of one row. Raises `ValidationFailed`."""
     graders = graders_of(criteria)
     try:
         return EvaluationSettings.model_validate(
             {
                 "graders": graders,
                 "gating": [one["name"] for one in graders][:MAXIMUM_GATING],
-                "max_examples": count,
+                "max_examples": 1,
                 "max_tokens": max_tokens,
                 "stop_early": False,
             }
@@ -102,7 +101,9 @@ def openai_create_eval_run(context: Context, eval_id: str, run: EvalRunCreate) -
         MAXIMUM_ANSWER_TOKENS,
         "data_source.sampling_params.max_completion_tokens",
     )
-    stored = store_rows(context, asked, run)
+    criteria = [EvalCriterion.model_validate(one) for one in asked["testing_criteria"]]
+    settings = settings_of(criteria, max_tokens)
+    stored = store_rows(context, asked, run, settings.graders)
     # It may have been deleted while the rows were read; from here on the transaction keeps it.
     asked = own_eval(context, eval_id)
     chosen = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
@@ -110,7 +111,7 @@ def openai_create_eval_run(context: Context, eval_id: str, run: EvalRunCreate) -
     row = record_evaluation(
         context,
         stored.dataset,
-        settings_of(_criteria(asked), stored.count, max_tokens),
+        settings.model_copy(update={"max_examples": stored.count}),
         {
             "tags": run.metadata or {},
             "name": NOT_IN_A_NAME.sub("_", name).lstrip("._- ")[:128] or asked["id"],
@@ -126,11 +127,7 @@ def openai_create_eval_run(context: Context, eval_id: str, run: EvalRunCreate) -
         },
     )
     context.headers["Location"] = f"/openai/v1/evals/{eval_id}/runs/{row['id']}"
-    return _shown(context, asked, row)
-
-
-def _criteria(asked: EvalRow) -> list[EvalCriterion]:
-    return [EvalCriterion.model_validate(one) for one in asked["testing_criteria"]]
+    return _shown(asked, row)
 
 
 def _without_texts(source: RunDataSource) -> dict[str, Any]:
@@ -176,7 +173,7 @@ def openai_list_eval_runs(
         context, EVALUATIONS, filters, after, limit, is_rising=order == "asc"
     )
     context.touch(*page)
-    found = [_shown(context, asked, row) for row in page]
+    found = [_shown(asked, row) for row in page]
     return EvalRuns(
         data=found,
         first_id=found[0].id if found else None,
@@ -189,7 +186,7 @@ def openai_list_eval_runs(
 def openai_get_eval_run(context: Context, eval_id: str, run_id: str) -> EvalRun:
     """Return the run with the counts of what is stored so far."""
     row = _own_run(context, eval_id, run_id)
-    return _shown(context, own_eval(context, eval_id), row)
+    return _shown(own_eval(context, eval_id), row)
 
 
 @serves_openai(contract.openai_cancel_eval_run)
@@ -218,23 +215,24 @@ def openai_list_output_items(  # noqa: PLR0913 - the list's own parameters
     order: Order = "asc",
     status: ItemOutcome | None = None,
 ) -> OutputItems:
-    """Return a page of scores; they are read in the order in which they were stored."""
+    """Return a page of scores; they are read from the page's beginning to its end."""
     row, asked = _own_run(context, eval_id, run_id), own_eval(context, eval_id)
-    last = None if after is None else _position(row, after)
-    if after is not None and last is None:
-        raise InvalidRequestError("after names an entry that does not exist", param="after")
-    first = last + 1 if last is not None and order == "asc" else 0
-    found: list[OutputItem] = []
-    for position, one in _results(context, row, first):
-        if last is not None and order == "desc" and position >= last:
-            break
-        item = _item(asked, row, position, one)
-        if status is None or item.status == status:
-            found.append(item)
-        if order == "asc" and len(found) > limit:
-            break
-    if order == "desc":
-        found.reverse()
+    is_rising = order == "asc"
+    first = 0 if is_rising else row["answered"] - 1
+    if after is not None:
+        last = _position(row, after)
+        if last is None:
+            raise InvalidRequestError("after names an entry that does not exist", param="after")
+        first = last + (1 if is_rising else -1)
+    with context.read() as connection:
+        items = (
+            _item(asked, row, position, one)
+            for position, one in evaluation_records.numbered_results(
+                connection, row["id"], first, is_rising=is_rising
+            )
+        )
+        wanted = (item for item in items if status in (None, item.status))
+        found = list(islice(wanted, limit + 1))
     page = found[:limit]
     return OutputItems(
         data=page,
@@ -253,14 +251,9 @@ def openai_get_output_item(
     position = _position(row, output_item_id)
     if position is None:
         raise ResourceNotFound("there is no such output item")
-    _, one = next(_results(context, row, position))
-    return _item(asked, row, position, one)
-
-
-def _results(context: Context, row: EvaluationRow, first: int = 0) -> Iterator[tuple[int, Stored]]:
     with context.read() as connection:
-        stored = evaluation_records.results_of(connection, row["id"], first)
-        yield from enumerate(stored, first)
+        one = next(evaluation_records.results_of(connection, row["id"], position))
+    return _item(asked, row, position, one)
 
 
 def _item_id(row: EvaluationRow, position: int) -> str:
@@ -316,20 +309,14 @@ def _item(asked: EvalRow, row: EvaluationRow, position: int, one: Stored) -> Out
     )
 
 
-def _shown(context: Context, asked: EvalRow, row: EvaluationRow) -> EvalRun:
+def _shown(asked: EvalRow, row: EvaluationRow) -> EvalRun:
     """The run, with the counts of the scores that are stored."""
     graders = [one["name"] for one in row["settings"]["graders"]]
-    passed = Counter[str]()
-    right = wrong = unscored = leaked = 0
-    for _, one in _results(context, row):
-        if one["outcome"] in UNSCORED:
-            unscored, leaked = unscored + 1, leaked + (one["outcome"] == "leaked")
-            continue
-        mine = [name for name in graders if one["candidate"][name] == 1.0]
-        passed.update(mine)
-        is_right = len(mine) == len(graders)
-        right, wrong = right + is_right, wrong + (not is_right)
-    scored = right + wrong
+    # The report is stored together with the scores.
+    counts = Counter[str](row["report"].get("examples", {}))
+    passed: dict[str, Any] = row["report"].get("passed", {"all": 0, "graders": {}})
+    scored, right = counts["scored"], passed["all"]
+    errored = sum(counts[why] for why in UNSCORED)
     kept: dict[str, Any] = row["eval_run"] or {}
     return EvalRun.model_validate(
         {
@@ -342,15 +329,15 @@ def _shown(context: Context, asked: EvalRow, row: EvaluationRow) -> EvalRun:
             "report_url": f"/v1/evaluations/{row['id']}",
             "data_source": kept["data_source"],
             "result_counts": {
-                "total": scored + unscored,
+                "total": scored + errored,
                 "passed": right,
-                "failed": wrong,
-                "errored": unscored,
+                "failed": scored - right,
+                "errored": errored,
             },
             "per_model_usage": [
                 {
                     "model_name": row["candidate_model"],
-                    "invocation_count": scored + unscored - leaked,
+                    "invocation_count": scored + errored - counts["leaked"],
                     "prompt_tokens": row["prompt_tokens"],
                     "completion_tokens": row["completion_tokens"],
                     "total_tokens": row["prompt_tokens"] + row["completion_tokens"],
@@ -359,8 +346,8 @@ def _shown(context: Context, asked: EvalRow, row: EvaluationRow) -> EvalRun:
             "per_testing_criteria_results": [
                 {
                     "testing_criteria": one["name"],
-                    "passed": passed[name],
-                    "failed": scored - passed[name],
+                    "passed": passed["graders"].get(name, 0),
+                    "failed": scored - passed["graders"].get(name, 0),
                 }
                 for name, one in zip(graders, asked["testing_criteria"], strict=True)
             ],

@@ -35,7 +35,7 @@ def openai_create_eval(context: Context, eval: EvalCreate) -> EvalObject:  # noq
         TimedSchema(eval.data_source_config.item_schema)
     except SchemaUnusable as error:
         raise field_error("data_source_config.item_schema", str(error)) from None
-    settings_of(eval.testing_criteria, count=1, max_tokens=1)
+    settings_of(eval.testing_criteria)
     most = context.parts.settings.maximum_datasets
     check_quota(context, tables.evals, most, "evals")
     row = rows.insert(

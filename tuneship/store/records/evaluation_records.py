@@ -20,6 +20,8 @@ from tuneship.store.database.tables import (
 )
 
 PARTS_PER_QUERY = 100
+# A page needs no more.
+FIRST_PARTS = 4
 
 
 def open_evaluations(connection: sa.Connection) -> Sequence[EvaluationRow]:
@@ -70,31 +72,33 @@ def results_of(
     connection: sa.Connection, evaluation_id: str, first: int = 0
 ) -> Iterator[dict[str, Any]]:
     """The scores of an evaluation's examples, in its order, from the one with the number `first` on."""
-    is_before = (evaluation_scores.c.evaluation_id == evaluation_id) & (
-        evaluation_scores.c.position <= first
+    return (one for _, one in numbered_results(connection, evaluation_id, first))
+
+
+def numbered_results(
+    connection: sa.Connection, evaluation_id: str, first: int, *, is_rising: bool = True
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The numbers and scores of an evaluation's examples: from `first` on, or, unless `is_rising`, back from it."""
+    position = evaluation_scores.c.position
+    of_evaluation = sa.select(evaluation_scores).where(
+        evaluation_scores.c.evaluation_id == evaluation_id
     )
-    begins = connection.scalar(
-        sa.select(sa.func.max(evaluation_scores.c.position)).where(is_before)
-    )
-    skipped = first - (begins or 0)
-    position = (begins or 0) - 1
+    order = position if is_rising else position.desc()
+    holds_first = (evaluation_scores.c.evaluation_id == evaluation_id) & (position <= first)
+    begins = connection.scalar(sa.select(sa.func.max(position)).where(holds_first)) or 0
+    rest, most = position >= begins if is_rising else position <= begins, FIRST_PARTS
     while True:
-        query = (
-            sa.select(evaluation_scores)
-            .where(
-                evaluation_scores.c.evaluation_id == evaluation_id,
-                evaluation_scores.c.position > position,
-            )
-            .order_by(evaluation_scores.c.position)
-            .limit(PARTS_PER_QUERY)
-        )
+        query = of_evaluation.where(rest).order_by(order).limit(most)
         parts: list[EvaluationScoresRow] = fetch_all(connection, query)
         for part in parts:
-            yield from part["results"][skipped:]
-            skipped = max(0, skipped - len(part["results"]))
-        if not parts:
+            numbers = enumerate(part["results"], part["position"])
+            for number, one in numbers if is_rising else reversed([*numbers]):
+                if number >= first if is_rising else number <= first:
+                    yield number, one
+        if len(parts) < most:
             return
-        position = parts[-1]["position"]
+        last, most = parts[-1]["position"], PARTS_PER_QUERY
+        rest = position > last if is_rising else position < last
 
 
 def remove_results(connection: sa.Connection, evaluation_id: str) -> None:
