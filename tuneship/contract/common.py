@@ -143,6 +143,10 @@ TagKey = Annotated[str, Field(min_length=1, max_length=128, pattern=ONE_LINE)]
 TagValue = Annotated[str, Field(max_length=512, pattern=ONE_LINE)]
 Tags = Annotated[dict[TagKey, TagValue], Field(max_length=64)]
 
+# Why a person has decided about a rollout or a release: no free text, which may name a patient.
+DecisionReason = Literal["evidence", "clinical_review", "safety", "operations", "other"]
+Ticket = Annotated[str, Field(pattern=r"^[A-Z0-9-]{1,32}$")]
+
 # What the databases can hold.
 Int64 = Annotated[int, Field(le=2**63 - 1)]
 

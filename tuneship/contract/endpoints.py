@@ -14,6 +14,7 @@ from tuneship.contract.common import (
     AnyEndpointId,
     CanaryEndpointId,
     CreateRequest,
+    DecisionReason,
     Deleted,
     DeploymentId,
     EndpointId,
@@ -23,6 +24,7 @@ from tuneship.contract.common import (
     Pagination,
     Reply,
     Request,
+    Ticket,
     Timestamp,
     absent,
 )
@@ -195,10 +197,6 @@ class Lease(Reply):
     expires_at: Timestamp
     fallback: list[MemberShare]
     pausable: bool = False
-
-
-DecisionReason = Literal["evidence", "clinical_review", "safety", "operations", "other"]
-Ticket = Annotated[str, Field(pattern=r"^[A-Z0-9-]{1,32}$")]
 
 
 class CanaryDecision(CreateRequest):

@@ -13,6 +13,7 @@ from tuneship.contract.common import (
     ONE_LINE,
     AnyEndpointId,
     CreateRequest,
+    DecisionReason,
     Deleted,
     Limit,
     LogCursor,
@@ -21,6 +22,7 @@ from tuneship.contract.common import (
     Pagination,
     ReleaseId,
     Reply,
+    Ticket,
     Timestamp,
     TimestampMs,
 )
@@ -50,9 +52,7 @@ RecordName = Annotated[
         description="The record's file name without its ending, and 8 digits of the SHA-256 of its first line.",
     ),
 ]
-Ticket = Annotated[str, Field(pattern=r"^[A-Z0-9-]{1,32}$")]
 Decision = Literal["promote", "roll back"]
-DecisionReason = Literal["evidence", "clinical_review", "safety", "operations", "other"]
 
 
 class ReleaseStatus(StrEnum):

@@ -6,7 +6,7 @@ A button is shown where the session has the operation's scope, and the operation
 from dataclasses import dataclass
 from typing import get_args
 
-from tuneship.contract.endpoints import DecisionReason
+from tuneship.contract.common import DecisionReason
 
 
 @dataclass(frozen=True)
