@@ -1,4 +1,4 @@
-"""What is kept of a line of a pipeline's record: known fields of known kinds, each in its known form.
+"""Keeps of a line of a pipeline's record the known fields of known kinds, each in its known form.
 
 Numbers, times, ids and words of tuneship pass; anything else is left out, and a line that cannot be read as its kind
 keeps its kind and time only, like one of a newer pipeline. Pure. Next: `release_state.py` folds lines into the row.
@@ -15,8 +15,10 @@ from pydantic_core import to_json
 from tuneship.contract.common import ONE_LINE
 from tuneship.gates.record import Fact
 
-# A word of tuneship (also `not_proven:error`), an id, a version, a UUID or a digest.
-_WORD = re.compile(r"[A-Za-z0-9_-]{1,128}(?::[a-z0-9_]{1,64})?|roll back|[0-9.]{1,16}")
+# A word of tuneship (also `not_proven:error`), a gate such as `T8 enough data`, an id, a version, a UUID or a digest.
+_WORD = re.compile(
+    r"[A-Za-z0-9_-]{1,128}(?::[a-z0-9_]{1,64})?|roll back|T[0-9]{1,2} [a-z ]{1,32}|[0-9.]{1,16}"
+)
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]{5,15}(?:Z|[+-]\d\d:\d\d)")
 # Fields of any depth that hold a path of the pipeline's machine, or packed data that no page reads.
 _LEFT_OUT = frozenset({"prompts", "kept"})
@@ -92,7 +94,7 @@ def is_of_rollout(record: str) -> bool:
 
 
 def kept_line(record: str, line: Mapping[str, Any]) -> dict[str, Any]:
-    """What is stored of a line."""
+    """The part of a line that is stored."""
     kept = _of_rollout(line) if is_of_rollout(record) else _of_release(line)
     return kept if len(to_json(kept)) <= LONGEST else _unread(line)
 
