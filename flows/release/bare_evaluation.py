@@ -14,7 +14,7 @@ from flows.shared.errors import BadInput
 from tasks.sample_answers import answer_prompts
 from tuneship.contract.evaluations import GraderReport, SliceReport
 from tuneship.contract.lines.dataset_lines import ExampleProblem
-from tuneship.evaluation.graders import GivenAnswer
+from tuneship.evaluation.graders import AnswerToScore
 from tuneship.evaluation.items import EvaluationItem, MetadataRefused, numbered, read_item
 from tuneship.evaluation.scoring import (
     Answers,
@@ -113,5 +113,5 @@ def read_examples(
 
 def _given(answer: SmokeAnswer) -> Answers:
     if answer.status == 200:
-        return {None: GivenAnswer(answer.completion)}
+        return {None: AnswerToScore(answer.completion)}
     return {None: NoAnswer("no_answer", answer.status)}

@@ -12,8 +12,10 @@ import pytest
 from tests.support.payloads import SCRIPTS
 from tests.support.service.console import link_of
 from tests.support.service.in_process import Service
+from tests.support.service.releases import QUESTION, asked, ended, look
 from tests.ui.browser import Browser
 from tests.ui.conftest import opened_window
+from tuneship.gates.record import ApprovalAnswered, Phase
 
 pytestmark = [pytest.mark.slow, pytest.mark.essential]
 AXE = "axe-core@4.14.1"
@@ -63,11 +65,17 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
             "PATCH", f"/v1/canary-endpoints/{canary}", json={"deployments": members, "lease": lease}
         )
         assert changed.status_code == 200, changed.text
+        release = asked(service, SCRIPTS[0], baseline=old, candidate=new, endpoint=canary, job=job)
         yield {
             "service": service,
             "trainer": trainer,
+            "release": release,
             "pages": [
                 "",
+                "/releases",
+                f"/releases/{release.id}",
+                f"/releases/{ended(service, 'ended').id}",
+                f"/do/promote_release?release_id={release.id}&question={QUESTION}&then=/console",
                 "/jobs",
                 f"/jobs/{job}",
                 "/datasets",
@@ -135,6 +143,22 @@ def test_a_page_follows_a_training_without_a_reload(
     window.wait_for_text("live")
     served["trainer"].complete()
     window.wait_for_text("completed")
+    assert window.evaluate("window.marked") is True, "the page was loaded again"
+
+
+def test_a_person_promotes_and_the_page_follows(served: dict[str, Any], window: Browser) -> None:
+    service, release = served["service"], served["release"]
+    window.open(f"{service.url}/console/releases/{release.id}", "waits for a person")
+    window.wait(lambda: window.evaluate("document.documentElement.dataset.drawn") or None)
+    window.keys_to("Promote")
+    window.wait_for_text("Promote the new model?")
+    window.evaluate("document.querySelector('[name=name]').value = 'A. Reviewer'")
+    window.keys_to("Promote")
+    window.wait_for_text("A. Reviewer has answered: promote.")
+    window.evaluate("window.marked = true")
+    release.facts(ApprovalAnswered("promote", "A. Reviewer"))
+    release.facts(look(42, 42, 80, phase=Phase.BAKE, reason="baking"))
+    window.wait_for_text("A. Reviewer decided: promote")
     assert window.evaluate("window.marked") is True, "the page was loaded again"
 
 

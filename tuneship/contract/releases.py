@@ -207,7 +207,7 @@ class LookPoint(Reply):
 
 
 class ReleaseEvidence(Reply):
-    """What the looks at both deployments have found. Of many looks a part is shown, the newest always."""
+    """The findings of the looks at both deployments. Of many looks a part is shown, always with the newest."""
 
     looks: int
     points: list[LookPoint]
@@ -322,9 +322,11 @@ def delete_release(release_id: ReleaseId) -> ReleaseDeleted:
     "/v1/releases/{release_id}/lines",
     scope="releases:write",
     errors=((InvalidRequestError, 409), QuotaExceeded),
+    # A look has some 350.
+    most_values=50_000,
     example=Example(
         {
-            "two lines": {
+            "a line": {
                 "record": RECORD,
                 "first_line": 1,
                 "lines": [{"kind": "begun", "at": NOON}],
@@ -425,7 +427,7 @@ def answer_release(release_id: ReleaseId, answer: ReleaseAnswer) -> Release:
 
 
 class Releases(Resource[C_co]):
-    """What pipelines have recorded, and what a person decides."""
+    """Records of pipelines about their releases, and the decisions of people."""
 
     create = Verb(create_release)
     get = Verb(get_release)

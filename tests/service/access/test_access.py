@@ -91,6 +91,7 @@ def test_presets_hold_what_their_role_needs() -> None:
         "endpoints",
         "webhooks",
         "evaluations",
+        "releases",
         "metrics",
         "logs",
     }
@@ -99,11 +100,13 @@ def test_presets_hold_what_their_role_needs() -> None:
         f"{one}:write" for one in ("datasets", "jobs", "evaluations")
     }
     shipped = {
-        f"{one}:write" for one in ("models", "deployments", "endpoints", "webhooks", "evaluations")
+        f"{one}:write"
+        for one in ("models", "deployments", "endpoints", "webhooks", "evaluations", "releases")
     }
-    assert PRESETS["operator"] - PRESETS["viewer"] == shipped | {"generate"}
+    assert PRESETS["operator"] - PRESETS["viewer"] == shipped | {"generate", "releases:decide"}
+    assert PRESETS["approver"] - PRESETS["viewer"] == {"releases:decide"}
     assert (PRESETS["inference"], PRESETS["auditor"]) == ({"generate"}, {"audit:read"})
-    moved = {"datasets", "jobs", "deployments", "endpoints", "evaluations"}
+    moved = {"datasets", "jobs", "deployments", "endpoints", "evaluations", "releases"}
     called = {f"{one}:{verb}" for one in moved for verb in ("read", "write")}
     assert PRESETS["pipeline"] == called | {"models:read", "metrics:read", "generate"}
     assert PRESETS["monitoring"] == {"metrics:read", "machine:read"}

@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.support.service.evaluations import cancelled, evaluated, rows
 from tests.support.service.in_process import Service, jsonl
+from tests.support.service.releases import asked, ended
 from tuneship.contract.declaring import examples
 from tuneship.contract.document.openapi import document
 
@@ -66,18 +67,19 @@ def resources(service: Service) -> tuple[Ids, Ids]:
     held_out = service.dataset()
     evaluations = [evaluated(service, held_out, deployments[0]) for _ in range(2)]
     evaluations += [cancelled(service, held_out, deployments[0]) for _ in range(4)]
-    ended = service.call("GET", "/v1/fine-tuning/jobs?status=completed")
+    completed = service.call("GET", "/v1/fine-tuning/jobs?status=completed")
     kept = {
         "dep": deployments,
         "ds": [service.dataset(content=jsonl(*rows(20))), service.dataset()],
         "ft": [
-            one["id"] for one in ended.json()["jobs"]
+            one["id"] for one in completed.json()["jobs"]
         ],  # because the stream of an ended job ends
         "cep": [service.canary("own", {deployments[0]: 90, deployments[1]: 10})],
         "ep": [service.endpoint("own plain", deployments[0])],
         "wh": webhooks[:1],
         "evt": [event],
         "evl": evaluations[:2],
+        "rel": [asked(service, "kept").id],
         "model": ["tuneship-tiny", models[0]],
     }
     lost = {
@@ -88,6 +90,7 @@ def resources(service: Service) -> tuple[Ids, Ids]:
         "ep": [service.endpoint(f"lost plain {n}", deployments[0]) for n in range(4)],
         "wh": webhooks[1:],
         "evl": evaluations[2:],
+        "rel": [ended(service, f"lost-{number}").id for number in range(4)],
         "model": models[1:],
     }
     return kept, lost
@@ -113,6 +116,7 @@ def document_of(service: Service, kept: Ids, lost: Ids) -> Json:
         examples.EVENT: kept["evt"][0],
         examples.EVALUATION: kept["evl"][0],
         examples.OTHER_EVALUATION: kept["evl"][1],
+        examples.RELEASE: kept["rel"][0],
     }
     text = json.dumps(document(service.url))
     for example, real in real_values.items():

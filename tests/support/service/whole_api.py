@@ -14,6 +14,7 @@ import tuneship.service.all_handlers
 from tests.support.models.conversion import ARCHIVE
 from tests.support.service.in_process import LINES, jsonl
 from tuneship.contract.declaring.operation import DECLARED, JSON_LINES, Operation
+from tuneship.contract.releases import RECORD
 from tuneship.store.database.identifiers import new_id
 
 assert tuneship.service.all_handlers.SERVED, "it declares every operation"
@@ -30,6 +31,7 @@ PREFIXES = {
     "event_id": "evt",
     "evaluation_id": "evl",
     "baseline_id": "evl",
+    "release_id": "rel",
     "model_id": "model",
 }
 
@@ -81,6 +83,13 @@ BODIES: dict[str, Callable[[Own], dict[str, Any]]] = {
         "candidate": own.deployment,
         "graders": [{"name": "same", "type": "string_check"}],
     },
+    "create_release": lambda own: {"run_key": own.name, "kind": "release"},
+    "add_release_lines": lambda _: {
+        "record": RECORD,
+        "first_line": 1,
+        "lines": [{"kind": "begun"}],
+    },
+    "answer_release": lambda _: {"question": "q", "decision": "promote", "name": "A. Reviewer"},
     "create_webhook": lambda _: {"url": "https://93.184.215.14/hook", "events": ["*"]},
     "update_webhook": lambda own: {"description": own.name},
     "rotate_webhook_secret": lambda _: {"overlap_hours": 1},
@@ -126,7 +135,7 @@ def path_of(operation: Operation[..., Any], ids: Mapping[str, str]) -> str:
 
 def missing_ids() -> dict[str, str]:
     """Make well-formed ids to which no resource belongs."""
-    kinds = ("ft", "ds", "dep", "ep", "cep", "wh", "evt", "evl")
+    kinds = ("ft", "ds", "dep", "ep", "cep", "wh", "evt", "evl", "rel")
     made = {kind: new_id(kind) for kind in kinds}
     return {**made, "model": f"ft:tuneship-tiny:m:{made['ft'][3:11]}"}
 

@@ -34,6 +34,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
 
 from tuneship.contract.errors import ApiError
+from tuneship.contract.lines.strict_json import MAXIMUM_VALUES
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -110,6 +111,8 @@ class Operation(Generic[P, R]):
     media: tuple[str, ...] = (JSON,)
     # Whether the API key alone names the caller, for programs that can send no other header.
     takes_key_alone: bool = False
+    # The most values in its JSON body.
+    most_values: int = MAXIMUM_VALUES
 
     @property
     def name(self) -> str:
@@ -264,6 +267,7 @@ def operation(  # noqa: PLR0913 - everything that a declaration says
     example: Example = Example(),
     media: tuple[str, ...] = (JSON,),
     takes_key_alone: bool = False,
+    most_values: int = MAXIMUM_VALUES,
 ) -> Callable[[Callable[P, R]], Operation[P, R]]:
     """Declare the decorated signature as an API operation (see the module's docstring).
 
@@ -282,6 +286,7 @@ def operation(  # noqa: PLR0913 - everything that a declaration says
             declaration=declaration,
             media=media,
             takes_key_alone=takes_key_alone,
+            most_values=most_values,
         )
         DECLARED.append(declared)
         return declared

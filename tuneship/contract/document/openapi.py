@@ -38,7 +38,8 @@ refused. 409: it comes at the wrong moment. `X-Should-Retry` says whether the sa
 syntax, fields, referenced resources, state, quota (that of bytes with the size).
 
 **Values.** Types are strict: `"3"`, `3.0` and `true` are no integers. In a create, null counts as not sent. An unknown
-field or query parameter is 400 by its name. A JSON body may have 1 MiB and 10,000 values.
+field or query parameter is 400 by its name. A JSON body may have 1 MiB and 10,000 values; lines of a
+release, 50,000.
 
 **Rates.** Requests are counted in fixed windows of 60 seconds for each client id: 600, and 1,200 generations, unless
 the operator has set others. At the same time 64 generations, 4 uploads, 4 merges and 16 streams are accepted; fewer,

@@ -133,10 +133,10 @@ def check_json_media(content_type: str, *, encoded: bool) -> None:
         raise InvalidRequestError("the body must be application/json in UTF-8", status=415)
 
 
-def json_object(body: bytes) -> dict[str, Any]:
+def json_object(body: bytes, most_values: int) -> dict[str, Any]:
     """The JSON object of a body. Raises 400; 422 for U+0000, which one of the databases cannot hold."""
     try:
-        value = strict_json.parse(body)
+        value = strict_json.parse(body, most_values)
     except strict_json.JsonRefused as fault:
         if fault.fault == "nul":
             raise ValidationFailed(f"the body {fault.message}") from None

@@ -51,7 +51,7 @@ def parsed(operation: Operation[..., Any], content: Content) -> Content:
     """The content with the fields of its JSON body. A body of a megabyte takes some milliseconds."""
     if content.body is None:
         return content
-    fields = json_object(content.body)
+    fields = json_object(content.body, operation.most_values)
     if operation.body_parameter is None:
         if fields:
             raise InvalidRequestError("this operation takes no field")

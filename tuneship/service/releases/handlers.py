@@ -181,7 +181,9 @@ def _with_lines(
         "line_count": row["line_count"] + len(lines),
     }
     changed["security_settings"] = _safeguards(connection, {**row, **changed})
-    after = _changed(context, row, **changed)
+    rows.change(connection, tables.releases, row["id"], context.now, **changed)
+    # Read again: it may have become one that this caller may not see.
+    after = own_release(context, row["id"])
     if is_hipaa(after):
         kept = [without_comment(line) for line in kept]
         if not is_hipaa(row):
@@ -191,12 +193,6 @@ def _with_lines(
         release_records.add_line(connection, row["id"], place, context.now, line, point_of(line))
     _announce(connection, before, after, context.now)
     return after
-
-
-def _changed(context: Context, row: ReleaseRow, **columns: Any) -> ReleaseRow:
-    """Change columns of a release and read it again: it may have become one that this caller may not see."""
-    rows.change(context.transaction, tables.releases, row["id"], context.now, **columns)
-    return own_release(context, row["id"])
 
 
 def _safeguards(connection: sa.Connection, row: dict[str, Any]) -> dict[str, Any]:
@@ -295,7 +291,9 @@ def answer_release(context: Context, release_id: str, answer: ReleaseAnswer) -> 
         if getattr(answer, field) is None:
             raise field_error(field, "is required in the hipaa mode", "missing_field")
     kept = {**answer.model_dump(), "at": render_time(context.now)}
-    return _shown(context, _changed(context, row, question={**question, "answer": kept}))
+    question = {**question, "answer": kept}
+    rows.change(connection, tables.releases, row["id"], context.now, question=question)
+    return _shown(context, own_release(context, row["id"]))
 
 
 def _needs_another_key(context: Context, row: ReleaseRow) -> bool:

@@ -1,4 +1,4 @@
-"""What is kept of a line of a pipeline's record: known fields of known kinds, each in its known form.
+"""Keeps of a line of a pipeline's record the known fields of known kinds, each in its known form.
 
 Numbers, times, ids and words of tuneship pass; anything else is left out, and a line that cannot be read as its kind
 keeps its kind and time only, like one of a newer pipeline. Pure. Next: `release_state.py` folds lines into the row.
@@ -51,6 +51,7 @@ _OWN_KINDS: Mapping[str, Mapping[str, Any]] = {
         "held_out_dataset_id": Word,
         "training_examples": Count,
         "validation_examples": Count,
+        "duplicates": Count,
     },
     "job": {"id": Word},
     "trained": {"id": Word},
@@ -65,7 +66,12 @@ _OWN_KINDS: Mapping[str, Mapping[str, Any]] = {
     "baseline": {"id": Word},
     "candidate": {"id": Word},
     "smoke_test": {"gates": list[_Gate]},
-    "evaluation": {"id": Word, "verdict": Word, "gates": list[_Gate]},
+    "evaluation": {
+        "id": Word,
+        "verdict": Word,
+        "examples": dict[Word, Count],
+        "gates": list[_Gate],
+    },
     "rollout": {"gates": list[_Gate]},
     "ended": {"outcome": Word, "reason": Word},
     "model_card": {"sha256": Word},
@@ -88,9 +94,9 @@ def is_of_rollout(record: str) -> bool:
 
 
 def kept_line(record: str, line: Mapping[str, Any]) -> dict[str, Any]:
-    """What is stored of a line."""
+    """The part of a line that is stored."""
     kept = _of_rollout(line) if is_of_rollout(record) else _of_release(line)
-    return kept if len(to_json(kept)) <= LONGEST else _unknown(line)
+    return kept if len(to_json(kept)) <= LONGEST else _unread(line)
 
 
 def without_comment(line: dict[str, Any]) -> dict[str, Any]:
@@ -102,7 +108,7 @@ def _of_release(line: Mapping[str, Any]) -> dict[str, Any]:
     kind = line.get("kind")
     fields = _OWN.get(kind) if isinstance(kind, str) else None
     if fields is None:
-        return _unknown(line)
+        return _unread(line)
     return {"kind": kind, **_fitting(fields, line)}
 
 
@@ -110,16 +116,15 @@ def _of_rollout(line: Mapping[str, Any]) -> dict[str, Any]:
     try:
         fact = _FACT.validate_python(line)
     except ValidationError:
-        return _unknown(line)
+        return _unread(line)
     kept: dict[str, Any] = _plain(_FACT.dump_python(fact, mode="json"))
     return {**kept, **_fitting({name: _PEOPLE[name] for name in _PEOPLE if name in kept}, line)}
 
 
-def _unknown(line: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "kind": "unknown",
-        **_fitting({"kind": TypeAdapter(Word), "at": TypeAdapter(datetime)}, line),
-    }
+def _unread(line: Mapping[str, Any]) -> dict[str, Any]:
+    """The kind and time of a line. Its kind is marked: it may be a known one with values that are not."""
+    found = _fitting({"kind": TypeAdapter(Word), "at": TypeAdapter(datetime)}, line)
+    return {**found, "kind": f"unread:{found.get('kind', '')}"}
 
 
 def _fitting(fields: Mapping[str, TypeAdapter[Any]], line: Mapping[str, Any]) -> dict[str, Any]:
