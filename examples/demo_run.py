@@ -98,7 +98,8 @@ def running(folder: Path) -> Generator[DemoRun]:
         beside_prefect(folder, settings) as run,
     ):
         with Client(settings) as client:
-            link = client.sign_in_links.create().url
+            # It signs in to the page where the releases of all acts appear.
+            link = client.sign_in_links.create().url.replace("#", "?next=/console/releases#")
         say(f"watch it in the browser (works once, for 10 minutes, on this machine): {link}")
         yield run
 

@@ -15,7 +15,7 @@ from tasks.sample_answers import answer_prompts
 from tuneship.contract.evaluations import GraderReport, SliceReport
 from tuneship.contract.lines.dataset_lines import LINE_LIMIT_BYTES, ExampleProblem
 from tuneship.contract.lines.reading_lines import lines_up_to, numbered
-from tuneship.evaluation.graders import GivenAnswer
+from tuneship.evaluation.graders import AnswerToScore
 from tuneship.evaluation.items import EvaluationItem, MetadataRefused, read_item
 from tuneship.evaluation.scoring import (
     Answers,
@@ -114,5 +114,5 @@ def read_examples(
 
 def _given(answer: SmokeAnswer) -> Answers:
     if answer.status == 200:
-        return {None: GivenAnswer(answer.completion)}
+        return {None: AnswerToScore(answer.completion)}
     return {None: NoAnswer("no_answer", answer.status)}

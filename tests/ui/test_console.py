@@ -14,9 +14,11 @@ from selenium.webdriver.common.keys import Keys
 from tests.support.payloads import SCRIPTS
 from tests.support.service.console import link_of
 from tests.support.service.in_process import Service
+from tests.support.service.releases import QUESTION, asked, ended, look
 from tests.ui.browser import Browser
 from tests.ui.conftest import opened_window
 from tuneship.contract.declaring.scopes import PRESETS
+from tuneship.gates.record import ApprovalAnswered, Phase
 
 pytestmark = [pytest.mark.slow, pytest.mark.essential]
 AXE = "axe-core@4.14.1"
@@ -66,11 +68,17 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
             "PATCH", f"/v1/canary-endpoints/{canary}", json={"deployments": members, "lease": lease}
         )
         assert changed.status_code == 200, changed.text
+        release = asked(service, SCRIPTS[0], baseline=old, candidate=new, endpoint=canary, job=job)
         yield {
             "service": service,
             "trainer": trainer,
+            "release": release,
             "pages": [
                 "",
+                "/releases",
+                f"/releases/{release.id}",
+                f"/releases/{ended(service, 'ended').id}",
+                f"/do/promote_release?release_id={release.id}&question={QUESTION}&then=/console",
                 "/jobs",
                 f"/jobs/{job}",
                 "/datasets",
@@ -149,6 +157,22 @@ def test_a_page_follows_a_training_without_a_reload(
     assert window.evaluate("window.marked") is True, "the page was loaded again"
 
 
+def test_a_person_promotes_and_the_page_follows(served: dict[str, Any], window: Browser) -> None:
+    service, release = served["service"], served["release"]
+    window.open(f"{service.url}/console/releases/{release.id}", "waits for a person")
+    window.wait(lambda: window.evaluate("document.documentElement.dataset.drawn") or None)
+    window.keys_to("Promote")
+    window.wait_for_text("Promote the new model?")
+    window.evaluate("document.querySelector('[name=name]').value = 'A. Reviewer'")
+    window.keys_to("Promote")
+    window.wait_for_text("A. Reviewer has answered: promote.")
+    window.evaluate("window.marked = true")
+    release.facts(ApprovalAnswered("promote", "A. Reviewer"))
+    release.facts(look(42, 42, 80, phase=Phase.BAKE, reason="baking"))
+    window.wait_for_text("A. Reviewer decided: promote")
+    assert window.evaluate("window.marked") is True, "the page was loaded again"
+
+
 def test_the_policy_stops_what_a_page_must_not_do(served: dict[str, Any], window: Browser) -> None:
     window.open(f"{served['service'].url}/console", "Overview")
     tried = {
@@ -174,7 +198,7 @@ def test_a_person_signs_out_by_keys_alone(served: dict[str, Any], window: Browse
 
 
 LEFT = "fetch('/console/session').then(answer => answer.json()).then(left => left.idle)"
-QUESTION = "document.getElementById('log-off')?.open"
+WARNING_IS_OPEN = "document.getElementById('log-off')?.open"
 
 
 def wait_minutes(window: Browser, service: Service, minutes: float) -> None:
@@ -192,14 +216,14 @@ def test_a_warning_comes_before_the_end_and_one_key_prevents_it_each_time(
     window.open(f"{service.url}/console/jobs/{served['job']}", "Training")
     for time in range(3):
         wait_minutes(window, service, 14.2)
-        window.wait(lambda: window.evaluate(QUESTION) or None)
+        window.wait(lambda: window.evaluate(WARNING_IS_OPEN) or None)
         assert window.evaluate("document.activeElement.textContent") == "Stay signed in"
         assert window.evaluate(LEFT) < 60, "the question itself, or the stream, is no use"
         if time == 0:
             assert window.check_accessibility(axe, RULES) == []
             window.picture("log-off")
         window.key((Keys.ENTER, Keys.SPACE, Keys.ESCAPE)[time])
-        window.wait(lambda: not window.evaluate(QUESTION) or None)
+        window.wait(lambda: not window.evaluate(WARNING_IS_OPEN) or None)
         assert window.evaluate(LEFT) > 890
     assert window.complaints() == []
 
@@ -247,12 +271,12 @@ def test_before_an_end_that_nothing_prevents_a_person_may_sign_in_again(
     answer = service.call("POST", "/v1/sign-in-links", None, headers=headers)
     window.forget()
     window.open(answer.json()["url"].replace(service.parts.public_url, service.url), "Overview")
-    window.wait(lambda: window.evaluate(QUESTION) or None)
+    window.wait(lambda: window.evaluate(WARNING_IS_OPEN) or None)
     assert "This session ends whatever you do" in window.text
     assert "Nobody has done" not in window.text
     window.picture("log-off-whatever-is-done")
     window.keys_to("Not yet")
-    window.wait(lambda: not window.evaluate(QUESTION) or None)
+    window.wait(lambda: not window.evaluate(WARNING_IS_OPEN) or None)
     wait_minutes(window, service, 1)
     window.wait_for_text("the session has ended")
     window.complaints()

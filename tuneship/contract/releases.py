@@ -207,7 +207,7 @@ class LookPoint(Reply):
 
 
 class ReleaseEvidence(Reply):
-    """What the looks at both deployments have found. Of many looks a part is shown, the newest always."""
+    """The findings of the looks at both deployments. Of many looks a part is shown, always with the newest."""
 
     looks: int
     points: list[LookPoint]
@@ -427,7 +427,7 @@ def answer_release(release_id: ReleaseId, answer: ReleaseAnswer) -> Release:
 
 
 class Releases(Resource[C_co]):
-    """What pipelines have recorded, and what a person decides."""
+    """Records of pipelines about their releases, and the decisions of people."""
 
     create = Verb(create_release)
     get = Verb(get_release)

@@ -51,7 +51,7 @@ class GraderRefused(Exception):
 
 
 @dataclass(frozen=True)
-class GivenAnswer:
+class AnswerToScore:
     """The text of a model's answer and its calls, as OpenAI has them; arguments are text or objects."""
 
     text: str
@@ -73,9 +73,9 @@ class ReadyGrader:
     name: str
     # The fields of metadata that its templates name: an example without them scores 0.
     fields: frozenset[str]
-    _score: Callable[[EvaluationItem, GivenAnswer], float]
+    _score: Callable[[EvaluationItem, AnswerToScore], float]
 
-    def score(self, item: EvaluationItem, answer: GivenAnswer) -> AnswerScore:
+    def score(self, item: EvaluationItem, answer: AnswerToScore) -> AnswerScore:
         """The score of one answer."""
         if not answer.calls and not answer.text.strip():
             return AnswerScore(0.0)
@@ -103,7 +103,7 @@ def _ready(grader: _OfTextGrader | ToolCallsGrader, place: str) -> ReadyGrader:
         TextTemplate(grader.reference),
     )
 
-    def of_texts(item: EvaluationItem, answer: GivenAnswer) -> float:
+    def of_texts(item: EvaluationItem, answer: AnswerToScore) -> float:
         try:
             text, reference = taken.fill(answer.text, item), wanted.fill(answer.text, item)
         except (KeyError, TextTooLong):
@@ -217,7 +217,7 @@ def _share_of_fields(value: Any, wanted: Any, fields: Sequence[str]) -> float:
     return equal / len(fields)
 
 
-def _calls_are_equal(item: EvaluationItem, answer: GivenAnswer) -> float:
+def _calls_are_equal(item: EvaluationItem, answer: AnswerToScore) -> float:
     return float(_counted(item.calls) == _counted(answer.calls))
 
 

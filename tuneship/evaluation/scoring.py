@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tuneship.contract.evaluations import EvaluationSettings
-from tuneship.evaluation.graders import AnswerScore, GivenAnswer, ReadyGrader, read_graders
+from tuneship.evaluation.graders import AnswerScore, AnswerToScore, ReadyGrader, read_graders
 from tuneship.evaluation.items import EvaluationItem
 from tuneship.evaluation.likelihoods import Likelihood, check_choices, choice_score, choices_of
 from tuneship.evaluation.slices import read_clusters, read_slices
@@ -48,7 +48,7 @@ class NoAnswer:
 
 # What a model is asked: None, to write its answer; a text, how likely it finds that as its answer.
 Asked = str | None
-Answer = GivenAnswer | Likelihood | NoAnswer
+Answer = AnswerToScore | Likelihood | NoAnswer
 Answers = Mapping[Asked, Answer]
 # Scores of one example, as they are stored.
 Stored = dict[str, Any]
@@ -130,7 +130,7 @@ class Scoring:
         item, written = example.item, answers.get(None)
         nothing = AnswerScore(0.0)
         scores = {
-            one.name: one.score(item, written) if isinstance(written, GivenAnswer) else nothing
+            one.name: one.score(item, written) if isinstance(written, AnswerToScore) else nothing
             for one in self._written
         }
         timed_out.update(name for name, score in scores.items() if score.timed_out)

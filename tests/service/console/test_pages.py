@@ -17,6 +17,7 @@ from tuneship.contract.declaring.scopes import PRESETS
 from tuneship.contract.deployments import DeploymentStatus
 from tuneship.contract.evaluations import EvaluationStatus
 from tuneship.contract.jobs import JobStatus
+from tuneship.contract.releases import ReleaseStatus
 from tuneship.contract.webhooks import DeliveryStatus
 from tuneship.service.console import words
 from tuneship.service.console.page import all_pages, page_at
@@ -27,6 +28,10 @@ from tuneship.service.http.console.entry import own_path
 # A page for each kind of resource, and the lists. Adding a page adds a line.
 PAGES = {
     "overview": "/console",
+    "releases": "/console/releases",
+    "release with a question": "/console/releases/{rel_own}",
+    "release that has begun": "/console/releases/{rel_begun}",
+    "release that has ended": "/console/releases/{rel_ended}",
     "jobs": "/console/jobs",
     "job": "/console/jobs/{ft_own}",
     "job that has ended": "/console/jobs/{ft_ended}",
@@ -54,6 +59,7 @@ PAGES = {
     "playground of two": "/console/playground?a={dep_own}&b={dep_failed}",
 }
 THEIRS = (
+    "/console/releases/{rel_of_other_tenant}",
     "/console/jobs/{ft_of_other_tenant}",
     "/console/endpoints/{ep_of_other_tenant}",
     "/console/endpoints/{cep_of_other_tenant}",
@@ -223,7 +229,14 @@ def test_a_query_that_no_page_has_is_refused_in_words(world: World) -> None:
 
 
 def test_every_state_has_a_look() -> None:
-    for states in (JobStatus, DeploymentStatus, DatasetStatus, EvaluationStatus, DeliveryStatus):
+    for states in (
+        JobStatus,
+        DeploymentStatus,
+        DatasetStatus,
+        EvaluationStatus,
+        DeliveryStatus,
+        ReleaseStatus,
+    ):
         assert {*states} <= {*words.STATES}
 
 
@@ -244,6 +257,7 @@ def test_templates_never_say_that_a_text_is_safe() -> None:
                     "/console",
                     "#",
                     "{{ place(",
+                    "{{ link(",
                     "{{ frame.static }}",
                     "{{ path }}",
                     "{{ one.path }}",

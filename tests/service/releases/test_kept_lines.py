@@ -1,4 +1,4 @@
-"""What is kept of lines, and what a release's row says after them."""
+"""The part of a line that is kept, and the row of a release after its lines."""
 
 import dataclasses
 import json
@@ -116,15 +116,17 @@ def test_a_text_in_any_place_is_not_kept(line: dict[str, Any]) -> None:
     record = ROLLOUT if "link" in line else OWN
     for whole in (planted(line), {**planted(line), "kind": line["kind"]}):
         # A person's name and words are theirs to give, and tested below.
-        told = {key: one for key, one in whole.items() if key not in ("approver", "by", "comment")}
-        kept = kept_line(record, told)
+        others = {
+            key: one for key, one in whole.items() if key not in ("approver", "by", "comment")
+        }
+        kept = kept_line(record, others)
         assert "Zebra" not in json.dumps(kept)
     for name, value in line.items():
         if name not in ("approver", "by", "comment"):
             assert "Zebra" not in json.dumps(kept_line(record, {**line, name: planted(value)}))
 
 
-def test_of_unknown_lines_kind_and_time_are_kept() -> None:
+def test_kind_and_time_of_unknown_lines_are_kept() -> None:
     unknown = {"kind": "shadow", "at": AT, "text": PLANTED}
     assert (
         kept_line(OWN, unknown)

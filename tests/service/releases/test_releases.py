@@ -22,7 +22,7 @@ from tests.support.service.releases import (
 from tuneship.contract.declaring.scopes import PRESETS
 from tuneship.gates.record import ApprovalAnswered, ApprovalAsked, Ended
 
-HIPAA = {"security_settings": {"compliance_mode": "hipaa"}}
+HIPAA: dict[str, Any] = {"security_settings": {"compliance_mode": "hipaa"}}
 LINES = [{"kind": "begun", "run_key": str(number)} for number in range(5)]
 BAD_REQUEST = {"more": 400}
 
@@ -329,7 +329,7 @@ def test_a_release_is_in_the_mode_of_its_parts(hospital: Service) -> None:
     assert pipeline.shown["question"]["needs_reason"] is True
 
 
-def test_who_may_not_use_the_mode_cannot_bring_a_release_into_it(hospital: Service) -> None:
+def test_a_caller_outside_the_mode_cannot_bring_a_release_into_it(hospital: Service) -> None:
     candidate = hospital.deployment("candidate", **HIPAA)
     pipeline = PlayedPipeline(hospital, "one")
     hospital.come_over_tls(None)

@@ -109,13 +109,13 @@ def begun(baseline: str, candidate: str, endpoint: str = "cep_" + "0" * 24) -> B
     return Begun("rollout_1", endpoint, dumped, plan.digest(), (), endpoint_name="notes")
 
 
-def look(number: int, of: int, weight: int, **more: Any) -> Look:
+def look(number: int, of: int, weight: int, *, is_proven: bool = False, **more: Any) -> Look:
     """A look of a healthy rollout: proof grows with the number of looks, and harm falls."""
     part = number / of
     gates = tuple(
         GateReading(
             name=name,
-            state="proven" if part * (1.3 - 0.15 * place) >= 1 else "open",
+            state="proven" if is_proven or part * (1.3 - 0.15 * place) >= 1 else "open",
             candidate_requests=weight * number,
             candidate_bad=number // (3 + place),
             baseline_requests=(100 - weight) * number,
@@ -128,7 +128,7 @@ def look(number: int, of: int, weight: int, **more: Any) -> Look:
             log_e_ok_limit=LOG_PROVEN,
             log_e_harm=LOG_HARM * (0.15 * math.sin(number / 3) - 0.3 * part),
             log_e_harm_limit=LOG_HARM,
-            requests_to_proof=None if part * (1.3 - 0.15 * place) >= 1 else 420,
+            requests_to_proof=None if is_proven or part * (1.3 - 0.15 * place) >= 1 else 420,
         )
         for place, name in enumerate(GATES)
     )
@@ -199,7 +199,7 @@ def asked(service: Service, run_key: str, client: str = "alice", **ids: str) -> 
     shifting(pipeline, given["baseline"], given["candidate"], endpoint)
     until = datetime.now(UTC) + timedelta(hours=23)
     pipeline.facts(
-        look(41, 41, 75, verdict=Verdict.ASK, reason="approval"),
+        look(41, 35, 75, is_proven=True, verdict=Verdict.ASK, reason="approval"),
         ApprovalAsked(NOON, QUESTION, until),
     )
     return pipeline

@@ -8,6 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tests.support.service import releases
 from tests.support.service.in_process import Service, jsonl, split
 from tuneship.contract.declaring.scopes import SCOPES
 from tuneship.service.access.api_keys import new_key
@@ -33,7 +34,7 @@ class World:
         service.__enter__()
         self.ids = {
             f"{kind}_missing": new_id(kind)
-            for kind in ("ft", "ds", "dep", "cep", "ep", "wh", "evt")
+            for kind in ("ft", "ds", "dep", "cep", "ep", "wh", "evt", "rel")
         }
         self._own()
         self._others()
@@ -75,6 +76,16 @@ class World:
         shares = {self.ids["dep_own"]: 90, self.ids["dep_other"]: 10}
         self.ids["cep_own"] = service.canary("own", shares)
         self.ids["ep_own"] = service.endpoint("plain", self.ids["dep_other"])
+        self.ids["rel_own"] = releases.asked(
+            service,
+            "own",
+            job=self.ids["ft_ended"],
+            baseline=self.ids["dep_own"],
+            candidate=self.ids["dep_other"],
+            endpoint=self.ids["cep_own"],
+        ).id
+        self.ids["rel_begun"] = releases.PlayedPipeline(service, "begun").id
+        self.ids["rel_ended"] = releases.ended(service, "ended").id
 
     def _others(self) -> None:
         service = self.service
@@ -86,6 +97,7 @@ class World:
             "dep_of_other_tenant": deployment,
             "cep_of_other_tenant": service.canary("theirs", {deployment: 100}, "bob"),
             "ep_of_other_tenant": service.endpoint("their plain one", deployment, "bob"),
+            "rel_of_other_tenant": releases.asked(service, "theirs", "bob").id,
         }
 
     def _webhooks(self) -> None:

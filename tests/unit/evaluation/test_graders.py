@@ -17,8 +17,8 @@ from sacrebleu.metrics.chrf import CHRF
 from tuneship.contract.graders import Graders
 from tuneship.evaluation.graders import (
     AnswerScore,
+    AnswerToScore,
     EvaluationItem,
-    GivenAnswer,
     GraderRefused,
     ReadyGrader,
     read_graders,
@@ -75,7 +75,7 @@ def item(reference: str, **more: Any) -> EvaluationItem:
 
 
 def score(made: ReadyGrader, answer: str, reference: str) -> float:
-    return made.score(item(reference), GivenAnswer(answer)).value
+    return made.score(item(reference), AnswerToScore(answer)).value
 
 
 @pytest.mark.parametrize(
@@ -175,8 +175,8 @@ def call(name: str, arguments: Any, **more: Any) -> dict[str, Any]:
 )
 def test_calls_are_equal_in_any_order(calls: list[dict[str, Any]], right: float) -> None:
     wanted = item("", calls=(call("a", {"x": "1", "y": [1]}), call("b", {})))
-    assert READY["calls"].score(wanted, GivenAnswer("", calls)).value == right
-    assert READY["calls"].score(item("text"), GivenAnswer("text")).value == 1.0
+    assert READY["calls"].score(wanted, AnswerToScore("", calls)).value == right
+    assert READY["calls"].score(item("text"), AnswerToScore("text")).value == 1.0
 
 
 def test_templates_choose_what_is_compared() -> None:
@@ -186,14 +186,14 @@ def test_templates_choose_what_is_compared() -> None:
         reference="A: {{item.reference}}{{item.metadata.more}}",
     )
     assert made.fields == {"site", "more"}
-    answer = GivenAnswer("yes")
+    answer = AnswerToScore("yes")
     assert made.score(item("yes", metadata={"site": "A", "more": ""}), answer).value == 1.0
     assert made.score(item("ye", metadata={"site": "A", "more": "s"}), answer).value == 1.0
     assert made.score(item("yes", metadata={"site": "A"}), answer).value == 0.0
     as_json = grader(type="string_check", reference="{{item.metadata.m}}", normalize="none")
-    assert as_json.score(item("", metadata={"m": [1, "é"]}), GivenAnswer('[1, "é"]')).value == 1.0
+    assert as_json.score(item("", metadata={"m": [1, "é"]}), AnswerToScore('[1, "é"]')).value == 1.0
     # What an answer says is never a template.
-    odd = GivenAnswer("{{item.reference}}")
+    odd = AnswerToScore("{{item.reference}}")
     assert READY["eq"].score(item("yes"), odd).value == 0.0
 
 
@@ -202,7 +202,7 @@ def test_templates_choose_what_is_compared() -> None:
 
 @given(st.text(), st.text(), st.sampled_from(list(EVERY)))
 def test_every_text_has_a_score_from_0_to_1(answer: str, reference: str, name: str) -> None:
-    found = READY[name].score(item(reference), GivenAnswer(answer))
+    found = READY[name].score(item(reference), AnswerToScore(answer))
     assert 0.0 <= found.value <= 1.0
     assert not found.timed_out
     if not answer.strip():
@@ -235,7 +235,7 @@ def test_json_against_itself_scores_1(value: dict[str, Any]) -> None:
     assert score(READY["json"], text, text) == 1.0
     assert score(READY["fields"], text, json.dumps(value, indent=1)) == 1.0
     mine = item("", calls=(call("f", value),))
-    assert READY["calls"].score(mine, GivenAnswer("", [call("f", text)])).value == 1.0
+    assert READY["calls"].score(mine, AnswerToScore("", [call("f", text)])).value == 1.0
 
 
 @given(st.integers() | st.floats(allow_nan=False), st.text())
@@ -369,7 +369,7 @@ def test_chrf_without_its_library_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_a_pattern_that_never_ends_is_ended(fields: dict[str, Any]) -> None:
     text = "a" * 60 + "!"
-    answer = GivenAnswer(json.dumps([text]) if fields["type"] == "json" else text)
+    answer = AnswerToScore(json.dumps([text]) if fields["type"] == "json" else text)
     made, began = grader(**fields), time.thread_time()
     assert made.score(item(""), answer) == AnswerScore(0.0, timed_out=True)
     # A tenth of a second of the processor, and what it takes to notice.
@@ -379,7 +379,7 @@ def test_a_pattern_that_never_ends_is_ended(fields: dict[str, Any]) -> None:
 def test_references_that_multiply_are_ended() -> None:
     doubled = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}
     schema = {"$defs": {**doubled, "d40": {}}, "$ref": "#/$defs/d0"}
-    found = grader(type="json", schema=schema).score(item(""), GivenAnswer("{}"))
+    found = grader(type="json", schema=schema).score(item(""), AnswerToScore("{}"))
     assert found == AnswerScore(0.0, timed_out=True)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tuneship.contract.evaluations import EvaluationSettings
-from tuneship.evaluation.graders import GivenAnswer
+from tuneship.evaluation.graders import AnswerToScore
 from tuneship.evaluation.items import MetadataRefused, read_item
 from tuneship.evaluation.likelihoods import Likelihood
 from tuneship.evaluation.scoring import (
@@ -77,8 +77,8 @@ def test_the_likeliest_choice_is_that_of_the_largest_sum(
 
 
 def test_the_loss_is_nats_a_token_and_decides_nothing() -> None:
-    ours: Answers = {None: GivenAnswer("eye"), "eye": EYE}
-    theirs: Answers = {None: GivenAnswer("no"), "eye": Likelihood(-0.3, 3)}
+    ours: Answers = {None: AnswerToScore("eye"), "eye": EYE}
+    theirs: Answers = {None: AnswerToScore("no"), "eye": Likelihood(-0.3, 3)}
     found = scored(ours, theirs, WRITTEN, LOSS)
     assert found["outcome"] == "win"
     assert found["candidate"] == {"w": 1.0, "l": 0.5}
@@ -93,7 +93,7 @@ def test_a_prompt_that_one_model_refuses_counts_0_and_has_no_loss() -> None:
     assert scored({"ear": TOO_LONG, "eye": EYE}, None, CHOICE)["outcome"] == "too_long"
     assert scored(refused, refused, CHOICE)["outcome"] == "too_long"
     # Another measure must not leave out what the others can score.
-    answers: Answers = {None: GivenAnswer("eye"), "eye": TOO_LONG}
+    answers: Answers = {None: AnswerToScore("eye"), "eye": TOO_LONG}
     assert scored(answers, answers, WRITTEN, LOSS)["candidate"] == {"w": 1.0}
     assert scored({"ear": EYE, "eye": GIVEN_UP}, None, CHOICE)["outcome"] == "failed"
     stored = scored(refused, None, CHOICE, LOSS, known_baseline={"c": 1.0, "l": 0.5})

@@ -11,7 +11,7 @@ from tuneship.contract.lines.dataset_lines import LINE_LIMIT_BYTES, decode_line
 from tuneship.contract.lines.example_problem import ExampleProblem
 from tuneship.contract.lines.reading_lines import lines_up_to, numbered
 from tuneship.contract.openai.eval_templates import line_of
-from tuneship.evaluation.graders import GivenAnswer
+from tuneship.evaluation.graders import AnswerToScore
 from tuneship.evaluation.items import MetadataRefused
 from tuneship.evaluation.templates import MAXIMUM_CHARACTERS, check_texts
 
@@ -69,9 +69,9 @@ def test_a_grader_whose_text_of_a_line_is_too_long_is_named_with_the_line() -> N
 
 def test_an_answer_that_makes_a_text_too_long_scores_0() -> None:
     made = grader(type="string_check", input=ANSWER * 400, reference="{{item.reference}}")
-    assert made.score(item("xx" * 400), GivenAnswer("xx")).value == 1.0
+    assert made.score(item("xx" * 400), AnswerToScore("xx")).value == 1.0
     long = "x" * (MAXIMUM_CHARACTERS // 400 + 1)
-    assert made.score(item(long * 400), GivenAnswer(long)).value == 0.0
+    assert made.score(item(long * 400), AnswerToScore(long)).value == 0.0
 
 
 def test_a_line_that_is_too_long_is_read_in_its_beginning_alone() -> None:

@@ -3,10 +3,9 @@
 A button is shown where the session has the operation's scope, and the operation refuses what must not be.
 """
 
-from dataclasses import dataclass
-from typing import get_args
-
-from tuneship.contract.common import DecisionReason
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -18,13 +17,22 @@ class Action:
     question: str | None = None
     consequence: str = ""
     is_danger: bool = False
-    # The question takes who decides and why.
-    is_decision: bool = False
+    # The operation, where the action has another name.
+    operation: str = ""
+    # Fields of its body: those that the button sets, those that come with the page, those that a person fills in.
+    sets: Mapping[str, str] = field(default_factory=dict[str, str])
+    given: tuple[str, ...] = ()
+    asks: tuple[str, ...] = ()
 
 
-REASONS = {str(one): str(one).replace("_", " ") for one in get_args(DecisionReason)}
-
-# By the name of the operation.
+# Who decides, and why.
+DECISION = ("name", "reason", "ticket")
+_ANSWER: dict[str, Any] = {
+    "operation": "answer_release",
+    "given": ("question",),
+    "asks": DECISION,
+}
+# By the name of the operation, or their own.
 ACTIONS = {
     "cancel_job": Action(
         "Cancel job",
@@ -37,20 +45,36 @@ ACTIONS = {
         "Roll back this rollout?",
         "All traffic returns to the baseline at once, and the rollout ends.",
         is_danger=True,
-        is_decision=True,
+        asks=DECISION,
     ),
     "pause_canary_endpoint": Action(
         "Pause",
         "Pause this rollout?",
         "The split stays as it is until somebody resumes the rollout. Whatever speaks against the candidate still "
         "rolls it back.",
-        is_decision=True,
+        asks=DECISION,
     ),
     "resume_canary_endpoint": Action(
         "Resume",
         "Resume this rollout?",
         "The candidate gets more traffic as soon as its evidence allows it.",
-        is_decision=True,
+        asks=DECISION,
     ),
     "retry_webhook_delivery": Action("Send again"),
+    "promote_release": Action(
+        "Promote",
+        "Promote the new model?",
+        "The pipeline goes on at its next look, while its gates are proven: no answer leads past harm. Where gates "
+        "held before any traffic, the release goes on without them.",
+        sets={"decision": "promote"},
+        **_ANSWER,
+    ),
+    "roll_back_release": Action(
+        "Roll back",
+        "Roll back?",
+        "At its next look the pipeline returns all traffic to the model that served before, and ends the release.",
+        is_danger=True,
+        sets={"decision": "roll back"},
+        **_ANSWER,
+    ),
 }

@@ -5,14 +5,14 @@ from datetime import datetime
 from functools import cache
 from itertools import groupby
 from typing import Any, cast
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from tuneship.contract.errors import ApiError
 from tuneship.service.access.console_sessions import Session
-from tuneship.service.console import words
-from tuneship.service.console.actions import ACTIONS, REASONS
+from tuneship.service.console import release_words, words
+from tuneship.service.console.actions import ACTIONS
 from tuneship.service.console.page import GROUPS, ConsolePage, all_pages
 from tuneship.service.context.bindings import SERVED
 
@@ -42,9 +42,14 @@ def place(path: str, **query: object) -> str:
     return quote(f"/console{path}") + (f"?{urlencode(given)}" if given else "")
 
 
-def may(frame: PageFrame, operation: str) -> bool:
-    """Whether the session has the scope of an operation."""
-    scope = SERVED[operation].operation.scope
+def link(address: str) -> str:
+    """The address of a page elsewhere, which opens only as a page of the web."""
+    return address if urlsplit(address).scheme in ("http", "https") else ""
+
+
+def may(frame: PageFrame, action: str) -> bool:
+    """Whether the session has the scope of an action's operation."""
+    scope = SERVED[ACTIONS[action].operation or action].operation.scope
     return frame.session is not None and scope in frame.session.principal.scopes
 
 
@@ -58,15 +63,9 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     shared = cast("dict[str, Any]", made.globals)  # pyright: ignore[reportUnknownMemberType]
-    shared |= {
-        "place": place,
-        "states": words.STATES,
-        "actions": ACTIONS,
-        "reasons": REASONS,
-        "may": may,
-    }
+    shared |= {"place": place, "link": link, "states": words.STATES, "actions": ACTIONS, "may": may}
     filters = cast("dict[str, Any]", made.filters)  # pyright: ignore[reportUnknownMemberType]
-    filters |= {one.__name__: one for one in words.FILTERS}
+    filters |= {one.__name__: one for one in (*words.FILTERS, *release_words.FILTERS)}
     return made
 
 

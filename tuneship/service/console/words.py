@@ -19,6 +19,7 @@ class StateLook:
 
 
 _WAITS, _WORKS = ("next", "open"), ("now", "run")
+_ASKS = ("now", "ask")
 _GOOD, _BAD, _OVER = ("proven", "proven"), ("harm", "harm"), ("hold", "open")
 
 
@@ -55,6 +56,22 @@ STATES: dict[str, StateLook] = {
     "pass": _look(_GOOD, "pass"),
     "reject": _look(_BAD, "reject"),
     "hold": _look(_OVER, "hold"),
+    "waiting": _look(_ASKS, "waits for a person"),
+    "paused": _look(_OVER, "paused"),
+    "ended": _look(_OVER, "ended"),
+    "promoted": _look(_GOOD, "promoted"),
+    "rolled_back": _look(_BAD, "rolled back"),
+    "rejected": _look(_BAD, "rejected"),
+    "aborted": _look(_OVER, "stopped"),
+    "rollback_incomplete": _look(_BAD, "rollback incomplete"),
+    # Gates of a rollout.
+    "proven": _look(_GOOD, "proven"),
+    "open": _look(("open", "open"), "not proven yet"),
+    "harm": _look(_BAD, "harm is shown"),
+    "hold_gate": _look(_OVER, "worse so far"),
+    "not_evaluated": _look(_WAITS, "has no limits"),
+    "not_available": _look(_WAITS, "not counted"),
+    "disabled": _look(_WAITS, "switched off"),
 }
 
 

@@ -116,7 +116,7 @@ class Context:
         for table in secured:
             row = rows.fetch(connection, table, identifier, client_id=self.client_id)
             if row is not None:
-                self.touch_models(connection, [row.get("model_name", "")])
+                self.touch_models(connection, [row.get("model_name") or ""])
                 self.touch(row)
 
     def refuse_stale(self, etag: str, message: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from tuneship.contract.errors import ApiError
 from tuneship.contract.generation import Generate
 from tuneship.contract.lines.dataset_lines import Message
-from tuneship.evaluation.graders import GivenAnswer
+from tuneship.evaluation.graders import AnswerToScore
 from tuneship.evaluation.items import EvaluationItem
 from tuneship.evaluation.likelihoods import Likelihood
 from tuneship.evaluation.scoring import NoAnswer
@@ -140,11 +140,11 @@ def learnt_row(
     return found
 
 
-def answer_in(content: bytes) -> GivenAnswer | Likelihood | NoAnswer:
+def answer_in(content: bytes) -> AnswerToScore | Likelihood | NoAnswer:
     """Read what a request has kept."""
     kept: dict[str, Any] = json.loads(content)
     if "code" in kept:
         return NoAnswer(kept["code"], kept["status"])
     if "sum" in kept:
         return Likelihood(kept["sum"], kept["tokens"])
-    return GivenAnswer(kept["text"], kept["calls"])
+    return AnswerToScore(kept["text"], kept["calls"])

@@ -1,4 +1,4 @@
-"""What is kept of a line of a pipeline's record: known fields of known kinds, each in its known form.
+"""Keeps of a line of a pipeline's record the known fields of known kinds, each in its known form.
 
 Numbers, times, ids and words of tuneship pass; anything else is left out, and a line that cannot be read as its kind
 keeps its kind and time only, like one of a newer pipeline. Pure. Next: `release_state.py` folds lines into the row.
@@ -94,7 +94,7 @@ def is_of_rollout(record: str) -> bool:
 
 
 def kept_line(record: str, line: Mapping[str, Any]) -> dict[str, Any]:
-    """What is stored of a line."""
+    """The part of a line that is stored."""
     kept = _of_rollout(line) if is_of_rollout(record) else _of_release(line)
     return kept if len(to_json(kept)) <= LONGEST else _unread(line)
 

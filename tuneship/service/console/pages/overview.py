@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from tuneship.contract.endpoints import CanaryEndpoint, Endpoint, list_canary_endpoints
 from tuneship.contract.jobs import ENDED, JobStatus, JobSummary, list_jobs
+from tuneship.contract.releases import Release, ReleaseStatus, list_releases
 from tuneship.service.console.page import page
 from tuneship.service.console.page_client import PageClient
 
@@ -19,6 +20,9 @@ class OverviewView:
     working: list[JobSummary] | None
     queued: int
     recent: list[JobSummary] | None
+    # Those that wait for a person, and those at work.
+    asked: list[Release] | None
+    releasing: list[Release] | None
 
     @property
     def shifting(self) -> list[CanaryEndpoint]:
@@ -29,7 +33,7 @@ class OverviewView:
 @page("/console", at=("", 1), name="Overview")
 async def overview(client: PageClient) -> OverviewView:
     """The newest of each."""
-    canaries = endpoints = working = recent = None
+    canaries = endpoints = working = recent = asked = releasing = None
     queued = 0
     if client.may(list_canary_endpoints):
         canaries = (await client.canary_endpoints.list(limit=SHOWN)).canary_endpoints
@@ -40,4 +44,9 @@ async def overview(client: PageClient) -> OverviewView:
         working = running.jobs
         newest = await client.jobs.list(limit=SHOWN)
         recent = [one for one in newest.jobs if one.status in ENDED]
-    return OverviewView(canaries, endpoints, working, queued, recent)
+    if client.may(list_releases):
+        found = await client.releases.list(limit=SHOWN, status=ReleaseStatus.WAITING)
+        asked = found.releases
+        found = await client.releases.list(limit=SHOWN, status=ReleaseStatus.RUNNING)
+        releasing = found.releases
+    return OverviewView(canaries, endpoints, working, queued, recent, asked, releasing)

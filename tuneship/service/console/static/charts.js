@@ -40,6 +40,54 @@ const KINDS = {
   }),
 };
 
+// Two bands, the same for every gate: what climbs into the upper one is proven, what sinks into the lower one is rolled back.
+function bands(chart) {
+  const { ctx, bbox } = chart, dots = devicePixelRatio, y = value => chart.valToPos(value, "y", true);
+  ctx.save();
+  for (const [name, from, to, text] of [["proven", bbox.top, y(1), "proven"], ["harm", y(-1), bbox.top + bbox.height, "rolled back"]]) {
+    ctx.fillStyle = colour(`${name}-soft`);
+    ctx.fillRect(bbox.left, from, bbox.width, to - from);
+    ctx.fillStyle = colour(name);
+    ctx.font = `${12 * dots}px "Atkinson Next", sans-serif`;
+    ctx.textBaseline = "middle";
+    ctx.textAlign = "left";
+    ctx.fillText(text, bbox.left + 6 * dots, (from + to) / 2);
+  }
+  ctx.restore();
+}
+
+function rules(chart, steps) {
+  const { ctx, bbox } = chart, dots = devicePixelRatio;
+  ctx.save();
+  ctx.lineWidth = 1.2 * dots;
+  const stroke = (name, dash, x1, y1, x2, y2) => {
+    ctx.strokeStyle = colour(name);
+    ctx.setLineDash(dash.map(one => one * dots));
+    ctx.beginPath();
+    ctx.moveTo(x1, y1);
+    ctx.lineTo(x2, y2);
+    ctx.stroke();
+  };
+  for (const step of steps) {
+    const x = chart.valToPos(step, "x", true);
+    stroke("line", [2, 3], x, bbox.top, x, bbox.top + bbox.height);
+  }
+  for (const [value, name, dash] of [[0, "line-strong", [2, 3]], [1, "proven", []], [-1, "harm", []]]) {
+    const y = chart.valToPos(value, "y", true);
+    stroke(name, dash, bbox.left, y, bbox.left + bbox.width, y);
+  }
+  ctx.restore();
+}
+
+KINDS.evidence = data => ({
+  scales: { x: { time: false }, y: { range: [-1.5, 1.5] } },
+  axes: [{ show: false }, { show: false }],
+  padding: [2, 6, 2, 2],
+  series: [{}, line("proven", { width: 2.4 }), line("harm", { width: 2 })],
+  names: ["proof", "harm"],
+  draws: { drawClear: [bands], draw: [chart => rules(chart, data.steps)] },
+});
+
 const charts = new Map();
 
 function dataOf(element) {
@@ -56,7 +104,7 @@ function make(element, data) {
     legend: { show: false },
     padding: [8, 12, 0, 0],
     cursor: { points: { size: 7 }, drag: { x: false, y: false } },
-    hooks: { setCursor: [() => tell(element, chart, kind.names)] },
+    hooks: { setCursor: [() => tell(element, chart, kind.names)], ...kind.draws },
     ...kind,
   }, data.columns, element);
   return chart;
@@ -81,7 +129,7 @@ function draw(again) {
     const data = dataOf(element);
     if (!data) continue;
     const known = charts.get(element);
-    const total = JSON.stringify(data.total);
+    const total = JSON.stringify([data.total, data.steps]);
     if (known && !again && known.total === total) {
       known.chart.setData(data.columns);
       continue;

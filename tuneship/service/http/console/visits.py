@@ -6,12 +6,13 @@ import secrets
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from tuneship.contract.common import DecisionReason
 from tuneship.contract.declaring.operation import Operation
 from tuneship.contract.errors import InvalidRequestError, PermissionDenied, ResourceNotFound
 from tuneship.service.answers.field_errors import error_from_pydantic, field_error
@@ -103,14 +104,15 @@ class Visits:
         then = own_path(fields.pop("then", ""))
         if operation.scope not in request.state.principal.scopes:
             raise PermissionDenied(f"this key lacks the scope {operation.scope}")
-        if unknown := {*fields} - {*operation.path_parameters}:
+        if unknown := {*fields} - {*operation.path_parameters, *action.given}:
             raise InvalidRequestError(f"the question has {len(unknown)} fields too many")
         text = own_page(
             "ask.html",
             self.frame(request, address=address_in(request)),
             action=action,
-            operation=operation.name,
+            called=request.path_params["operation"],
             fields=fields,
+            reasons=get_args(DecisionReason),
             then=then,
             key=secrets.token_hex(16),
         )
@@ -118,9 +120,12 @@ class Visits:
 
     async def act(self, request: Request) -> Response:
         """Carry out an action and lead back to a page; a refusal is shown."""
-        _, operation = _action(request)
+        action, operation = _action(request)
         fields = await form_of(request)
         check_token(request.state.session, fields)
+        # What was left empty is not sent.
+        fields = {one: text for one, text in fields.items() if text or one not in action.asks}
+        fields |= action.sets
         then, name = own_path(fields.pop("then", "")), fields.pop("idempotency_key", "")
         key = None
         if operation.takes_idempotency_key and SHAPE_OF_KEYS.fullmatch(name):
@@ -149,7 +154,7 @@ def _action(request: Request) -> tuple[Action, Operation[..., Any]]:
     name = request.path_params["operation"]
     if name not in ACTIONS:
         raise ResourceNotFound("there is no such action")
-    return ACTIONS[name], SERVED[name].operation
+    return ACTIONS[name], SERVED[ACTIONS[name].operation or name].operation
 
 
 def _arguments(operation: Operation[..., Any], fields: Mapping[str, str]) -> dict[str, Any]:

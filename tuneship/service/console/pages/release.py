@@ -1,0 +1,266 @@
+"""One release: what is happening, how far it is, the evidence of its gates, the question, and who did what."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, TypeVar
+
+from tuneship.contract.common import ReleaseId
+from tuneship.contract.declaring.operation import Operation
+from tuneship.contract.deployments import Deployment, get_deployment
+from tuneship.contract.endpoints import get_endpoint
+from tuneship.contract.errors import ResourceNotFound
+from tuneship.contract.evaluations import Evaluation, get_evaluation
+from tuneship.contract.jobs import Job, get_job
+from tuneship.contract.releases import Release, ReleaseEvidence, ReleaseLine
+from tuneship.service.console import release_words
+from tuneship.service.console.page import page
+from tuneship.service.console.page_client import PageClient
+from tuneship.service.console.pages.endpoint import EndpointView
+from tuneship.service.console.pages.endpoint import endpoint as endpoint_view
+from tuneship.service.console.words import duration
+
+R = TypeVar("R")
+LINES_PAGE = 1000
+LOOKS_SHOWN = 12
+# Where a chart of evidence is cut off.
+MOST = 1.25
+# The kind of line that shows that a stage was reached.
+_REACHED_BY = {
+    "data": "data",
+    "training": "job",
+    "training_gates": "training_gates",
+    "deployment": "candidate",
+    "smoke_test": "smoke_test",
+    "evaluation": "evaluation",
+    "canary": "split_confirmed",
+    "approval": "approval_asked",
+}
+_OF_ROLLOUTS = ("canary", "approval", "bake")
+
+
+@dataclass(frozen=True)
+class StageView:
+    """One stage of the rail: a glyph, its name and a note."""
+
+    state: str
+    name: str
+    note: str
+
+
+@dataclass(frozen=True)
+class ReleaseView:
+    """A release; parts are None where they are gone, or this session may not read them."""
+
+    release: Release
+    lines: list[ReleaseLine]
+    evidence: ReleaseEvidence
+    endpoint: EndpointView | None
+    baseline: Deployment | None
+    candidate: Deployment | None
+    job: Job | None
+    evaluation: Evaluation | None
+
+    @property
+    def name(self) -> str:
+        """The model that is released, or the run where that has no name yet."""
+        return self.release.model_name or self.release.run_key
+
+    @property
+    def says(self) -> tuple[str, str]:
+        """The sentence of the page, in two parts."""
+        return release_words.sentence(self.release, self.look)
+
+    @property
+    def look(self) -> Mapping[str, Any] | None:
+        """The newest look."""
+        return self.evidence.last_look
+
+    @property
+    def gates(self) -> list[Mapping[str, Any]]:
+        """The gates of the newest look, those that test first."""
+        found: list[Mapping[str, Any]] = self.look["gates"] if self.look else []
+        return sorted(found, key=lambda gate: gate["state"] in ("disabled", "not_available"))
+
+    @cached_property
+    def plan(self) -> Mapping[str, Any]:
+        """The plan of the newest rollout; empty before it began."""
+        plans = [one.line["plan"] for one in self.lines if "plan" in one.line]
+        return plans[-1] if plans else {}
+
+    @cached_property
+    def newest(self) -> Mapping[str, Mapping[str, Any]]:
+        """The newest line of each kind."""
+        return {one.line["kind"]: one.line for one in self.lines}
+
+    @cached_property
+    def splits(self) -> list[tuple[int, datetime]]:
+        """Each share that the candidate has had, and since when."""
+        return [
+            (one.line["candidate_weight"], _moment(one))
+            for one in self.lines
+            if one.line["kind"] == "split_confirmed"
+        ]
+
+    @cached_property
+    def steps(self) -> list[tuple[int, datetime | None]]:
+        """The steps of the plan, with the time at which each was reached."""
+        reached: dict[int, datetime] = {}
+        for weight, moment in self.splits:
+            reached.setdefault(weight, moment)
+        planned: Any = self.plan.get("steps", [])
+        # With `steps: auto` the record has the steps as they were chosen.
+        weights: list[int] = [] if isinstance(planned, str) else planned
+        return [(weight, reached.get(weight)) for weight in sorted({*weights, *reached} - {0})]
+
+    def stages(self, now: datetime) -> list[StageView]:
+        """The rail: what is done, what is at work, and what will follow."""
+        names = [one for one in release_words.STAGES if one != "ended"]
+        if self.release.kind == "rollout":
+            names = [one for one in names if one in _OF_ROLLOUTS]
+        has_ended = self.release.status == "ended"
+        at = self._furthest(names) if has_ended else names.index(self.release.stage)
+        is_good = self.release.outcome == "promoted"
+        made: list[StageView] = []
+        for place, name in enumerate(names):
+            kind = _REACHED_BY.get(name)
+            was_made = kind is None or kind in self.newest
+            state = "proven" if was_made else "open"
+            if place > at:
+                state = "open" if has_ended else "next"
+            elif place == at:
+                state = ("proven" if is_good else "harm") if has_ended else "now"
+            made.append(StageView(state, release_words.STAGES[name], self._note(name, state, now)))
+        return made
+
+    def _furthest(self, names: list[str]) -> int:
+        if self.release.outcome == "promoted":
+            return len(names) - 1
+        reached = [
+            place for place, name in enumerate(names) if _REACHED_BY.get(name) in self.newest
+        ]
+        return max(reached, default=0)
+
+    def _note(self, stage: str, state: str, now: datetime) -> str:
+        line = self.newest.get(_REACHED_BY.get(stage, ""))
+        note = "" if state != "open" or self.release.status == "ended" else "not asked for"
+        if stage == "data" and line and "training_examples" in line:
+            note = f"{line['training_examples']:,} examples"
+        elif stage in ("training_gates", "smoke_test", "evaluation") and line:
+            note = release_words.gates_note(line)
+        elif stage == "canary" and self.splits:
+            note = f"{self.evidence.looks} looks"
+        elif stage == "approval" and state == "now":
+            note = f"{self.left(now)} left"
+        elif stage == "approval" and "approval_answered" in self.newest:
+            note = str(self.newest["approval_answered"]["decision"])
+        elif stage == "approval" and state == "next":
+            is_asked = self.plan.get("approval") == "required"
+            note = "a person is asked" if is_asked else ""
+        elif stage == "bake" and "bake_looks" in self.plan:
+            note = f"{self.plan['bake_looks']} looks"
+        return note
+
+    def left(self, now: datetime) -> str:
+        """How long a person can still answer."""
+        question = self.release.question
+        if question is None or question.until is None:
+            return "no data"
+        return duration(max(question.until - now, timedelta()))
+
+    @property
+    def timeline(self) -> list[tuple[datetime, str]]:
+        """The events of the release in words, newest first."""
+        texts = [(_moment(one), release_words.line_in_words(one.line)) for one in self.lines]
+        return [one for one in reversed(texts) if one[1]]
+
+    @property
+    def looks(self) -> list[tuple[datetime | None, str, str]]:
+        """The newest looks: when, the verdict, and why."""
+        return [
+            (
+                one.at,
+                release_words.VERDICTS.get(one.verdict, one.verdict),
+                release_words.reason_in_words(one.reason),
+            )
+            for one in self.evidence.points[: -LOOKS_SHOWN - 1 : -1]
+        ]
+
+    def chart(self, gate: str) -> dict[str, Any] | None:
+        """A gate's proof and harm by look, each over what decides; None for a gate that does not test."""
+        points = [one for one in self.evidence.points if gate in one.gates]
+        if not points:
+            return None
+        proof = [_cut(one.gates[gate][0]) for one in points]
+        harm = [_cut(one.gates[gate][1]) for one in points]
+        steps = [one.number for before, one in pairwise(points) if one.weight != before.weight]
+        return {
+            "kind": "evidence",
+            "steps": steps,
+            "columns": [
+                [one.number for one in points],
+                proof,
+                [None if one is None else -one for one in harm],
+            ],
+        }
+
+
+def _cut(value: float | None) -> float | None:
+    return None if value is None else min(MOST, max(0.0, value))
+
+
+def _moment(one: ReleaseLine) -> datetime:
+    """When it happened by the pipeline's clock; else when the service stored it."""
+    at = one.line.get("at")
+    return datetime.fromisoformat(at) if at else one.at
+
+
+@page("/console/releases/{release_id}")
+async def release(client: PageClient, release_id: ReleaseId) -> ReleaseView:
+    """Everything that the release names is shown where it is still there."""
+    found = await client.releases.get(release_id)
+    return ReleaseView(
+        found,
+        await _lines(client, release_id),
+        await client.releases.evidence(release_id),
+        await _endpoint(client, found),
+        await _known(client, get_deployment, found.baseline_deployment_id),
+        await _known(client, get_deployment, found.candidate_deployment_id),
+        await _known(client, get_job, found.job_id),
+        await _known(client, get_evaluation, found.evaluation_id),
+    )
+
+
+async def _known(
+    client: PageClient, operation: Operation[[str], R], identifier: str | None
+) -> R | None:
+    """A resource, unless it is gone or the session lacks the scope."""
+    if identifier is None or not client.may(operation):
+        return None
+    try:
+        return await client.call(operation, identifier)
+    except ResourceNotFound:
+        return None
+
+
+async def _endpoint(client: PageClient, found: Release) -> EndpointView | None:
+    """The endpoint with what callers see now, while the release goes on."""
+    if found.endpoint_id is None or found.status == "ended" or not client.may(get_endpoint):
+        return None
+    try:
+        return await endpoint_view(client, found.endpoint_id)
+    except ResourceNotFound:
+        return None
+
+
+async def _lines(client: PageClient, release_id: str) -> list[ReleaseLine]:
+    lines: list[ReleaseLine] = []
+    after: str | None = None
+    while True:
+        found = await client.releases.lines(release_id, limit=LINES_PAGE, after=after, looks=False)
+        lines += found.lines
+        if len(found.lines) < LINES_PAGE:
+            return lines
+        after = found.pagination.after
