@@ -162,7 +162,7 @@ def _proven(look: Mapping[str, Any]) -> str:
     if needed:
         most = max(needed, key=lambda gate: gate["requests_to_proof"])
         name, more = gate_name(most["name"]), most["requests_to_proof"]
-        text += f" {name} needs about {more:,} more requests."
+        text += f" “{name}” needs about {more:,} more requests."
     return text
 
 

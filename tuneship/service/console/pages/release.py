@@ -202,7 +202,11 @@ class ReleaseView:
             "columns": [
                 [one.number for one in points],
                 proof,
-                [None if one is None else -one for one in harm],
+                # Where nothing speaks for harm, nothing is drawn.
+                [
+                    -(one or 0.0) if any(harm[max(0, at - 1) : at + 2]) else None
+                    for at, one in enumerate(harm)
+                ],
             ],
         }
 
