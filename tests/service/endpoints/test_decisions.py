@@ -173,8 +173,8 @@ def test_a_bad_decision_is_refused_by_its_field(rollout: Rollout, field: str, va
 def test_the_hipaa_mode_requires_reason_and_ticket(start: Callable[..., Service]) -> None:
     service = start(private_networks=("10.0.0.0/8", "127.0.0.0/8", "::1/128"))
     service.come_over_tls()
-    safe = {"security_settings": {"compliance_mode": "hipaa"}}
-    old, new = (service.deployment(name, **safe) for name in ("old", "new"))
+    safe = {"compliance_mode": "hipaa"}
+    old, new = (service.deployment(name, security_settings=safe) for name in ("old", "new"))
     lease = {"seconds": 60, "fallback": split({old: 100})["deployments"], "pausable": True}
     path = f"/v1/canary-endpoints/{service.canary('shop', {new: 100}, lease=lease)}"
     for missing in ("reason", "ticket"):
