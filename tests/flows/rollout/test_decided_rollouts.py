@@ -87,7 +87,7 @@ def test_a_pause_at_the_last_moment_keeps_the_lease_and_both_deployments(
     assert fake.weights[CANDIDATE] == 100
 
 
-def test_what_speaks_against_the_candidate_goes_back_although_it_is_paused(
+def test_a_candidate_that_fails_in_a_pause_is_returned(
     fake: FakeService,
 ) -> None:
     fake.at_tick[3] = lambda: fake.decide("pause")
