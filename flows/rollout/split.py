@@ -231,7 +231,7 @@ class RolloutSplit:
         self.learn(seen)
 
     def lost_to(self, seen: CanaryEndpoint) -> SplitLost:
-        """What took the split from this rollout."""
+        """The error that says what took the split from this rollout."""
         if candidate_weight(seen, self.plan) == 0 and seen.lease is None:
             self.version = seen.version
             return SplitLost("human_rejected" if self.was_reverted(seen) else "lease_expired")

@@ -50,7 +50,7 @@ class DeploymentState:
 
 @dataclass(frozen=True)
 class States:
-    """What was just read beside the metrics: both deployments, and whether a person has paused the rollout."""
+    """Both deployments as just read, and whether a person has paused the rollout."""
 
     baseline: DeploymentState
     candidate: DeploymentState

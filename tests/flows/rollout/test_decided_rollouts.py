@@ -1,6 +1,6 @@
 """A person pauses, resumes or reverts a rollout at the service: its driver holds, goes on, or ends it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from flows.shared.errors import BadInput
 from flows.shift_traffic import shift_traffic
 from tests.flows.conftest import Script, plan, slow_plan, wait_for
 from tests.support.fakes.canary_service import BASELINE, CANDIDATE, FakeService
+from tests.system.faults.stage import Stage
+from tuneship.contract.endpoints import CanaryDecision
 from tuneship.gates.canary import replay
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import Resumed
@@ -85,7 +87,7 @@ def test_a_pause_at_the_last_moment_keeps_the_lease_and_both_deployments(
     assert fake.weights[CANDIDATE] == 100
 
 
-def test_what_speaks_against_the_candidate_goes_back_although_it_is_paused(
+def test_a_candidate_that_fails_in_a_pause_is_returned(
     fake: FakeService,
 ) -> None:
     fake.at_tick[3] = lambda: fake.decide("pause")
@@ -233,3 +235,42 @@ def test_a_service_that_knows_no_pause_is_sent_no_such_field(
     monkeypatch.setattr(fake, "answer", answer)
     assert shift_traffic(plan(steps=[50, 100])).outcome == "promoted"
     assert all("pausable" not in (patch.lease or {}) for patch in fake.patches)
+
+
+@pytest.fixture
+def stage(prefect_api: None, records: Path, tmp_path: Path) -> Iterator[Stage]:
+    """The real service, with both deployments and their endpoint."""
+    with Stage(tmp_path) as created:
+        created.set_up()
+        yield created
+
+
+def test_the_service_holds_lets_go_and_takes_back_what_the_driver_does(stage: Stage) -> None:
+    canaries, ann = stage.direct.canary_endpoints, CanaryDecision(name="Ann")
+    looks_of_pause = range(4, 30)
+    for look, verb in ((4, canaries.pause), (30, canaries.resume)):
+        stage.at_tick[look] = lambda verb=verb: verb(stage.endpoint, ann)
+
+    result = shift_traffic(stage.plan(max_looks_per_step=12, max_looks=60))
+
+    assert (result.outcome, stage.seen) == ("promoted", [0, 25, 50, 100])
+    paused = [one["look"] for one in result.decisions if "paused" in one.get("reasons", [])]
+    assert paused[0] <= looks_of_pause.start + 2
+    assert len(paused) == len(looks_of_pause)
+
+
+def test_the_service_takes_the_traffic_back_for_a_person_in_the_bake(stage: Stage) -> None:
+    canaries, ann = stage.direct.canary_endpoints, CanaryDecision(name="Ann", reason="safety")
+
+    def revert() -> None:
+        if stage.weight == 100:
+            canaries.revert(stage.endpoint, ann)
+
+    stage.at_tick |= dict.fromkeys(range(1, 60), revert)
+    result = shift_traffic(stage.plan(bake_looks=20))
+
+    assert (result.outcome, result.reason) == ("rolled_back", "human_rejected")
+    assert (stage.weight, stage.seen) == (0, [0, 25, 50, 100])
+    found = canaries.get(stage.endpoint)
+    assert found.reverted is not None
+    assert (found.reverted.by, found.reverted.reason) == ("Ann", "safety")

@@ -115,7 +115,7 @@ def test_a_pause_holds_the_split_until_it_is_resumed(rollout: Rollout) -> None:
 
 
 @pytest.mark.parametrize("way", ["revert", "patch", "lapse", "delete"])
-def test_whatever_returns_the_traffic_lifts_the_pause(rollout: Rollout, way: str) -> None:
+def test_a_pause_is_lifted_by_all_that_returns_the_traffic(rollout: Rollout, way: str) -> None:
     rollout.post("pause")
     if way == "revert":
         rollout.post("revert")
@@ -173,8 +173,8 @@ def test_a_bad_decision_is_refused_by_its_field(rollout: Rollout, field: str, va
 def test_the_hipaa_mode_requires_reason_and_ticket(start: Callable[..., Service]) -> None:
     service = start(private_networks=("10.0.0.0/8", "127.0.0.0/8", "::1/128"))
     service.come_over_tls()
-    safe = {"security_settings": {"compliance_mode": "hipaa"}}
-    old, new = (service.deployment(name, **safe) for name in ("old", "new"))
+    safe = {"compliance_mode": "hipaa"}
+    old, new = (service.deployment(name, security_settings=safe) for name in ("old", "new"))
     lease = {"seconds": 60, "fallback": split({old: 100})["deployments"], "pausable": True}
     path = f"/v1/canary-endpoints/{service.canary('shop', {new: 100}, lease=lease)}"
     for missing in ("reason", "ticket"):
@@ -185,7 +185,7 @@ def test_the_hipaa_mode_requires_reason_and_ticket(start: Callable[..., Service]
     assert service.call("POST", f"{path}/pause", json=WHY).json()["paused"]["ticket"] == "CHG-1042"
 
 
-def test_of_a_revert_and_a_shift_at_once_the_revert_stands(rollout: Rollout) -> None:
+def test_a_revert_stands_against_a_shift_at_the_same_time(rollout: Rollout) -> None:
     """The shift came first, and was reverted, or its condition no longer holds."""
     path = f"/v1/canary-endpoints/{rollout.id}"
     shift = rollout.body({rollout.old: 25, rollout.new: 75})
