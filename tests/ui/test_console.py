@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from selenium.webdriver.common.keys import Keys
 
 from tests.support.payloads import SCRIPTS
@@ -19,6 +20,7 @@ from tests.ui.browser import Browser
 from tests.ui.conftest import opened_window
 from tuneship.contract.declaring.scopes import PRESETS
 from tuneship.gates.record import ApprovalAnswered, Phase
+from tuneship.store.database import tables
 
 pytestmark = [pytest.mark.slow, pytest.mark.essential]
 AXE = "axe-core@4.14.1"
@@ -69,6 +71,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
         )
         assert changed.status_code == 200, changed.text
         release = asked(service, SCRIPTS[0], baseline=old, candidate=new, endpoint=canary, job=job)
+        receiver = {"url": "https://receiver.test/" + "path/" * 20, "events": ["*"]}
+        receiver["description"] = SCRIPTS[0]
+        hook = service.call("POST", "/v1/webhooks", json=receiver).json()["id"]
+        for _ in range(60):
+            service.call("POST", f"/v1/webhooks/{hook}/test", json={})
+        with service.database.write() as connection:
+            dead = {"status": "dead", "attempts": 10, "next_attempt_at": None, "failure": "status"}
+            connection.execute(sa.update(tables.deliveries).values(**dead))
         yield {
             "service": service,
             "trainer": trainer,
@@ -92,6 +102,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
                 f"/deployments/{new}",
                 "/evaluations",
                 f"/playground?a={old}&b={new}",
+                "/webhooks",
+                f"/webhooks/{hook}",
+                "/keys",
+                "/audit",
+                "/settings",
             ],
             "pair": (old, new),
             "job": job,

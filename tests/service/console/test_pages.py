@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jinja2
 import pytest
+import sqlalchemy as sa
 
 from tests.support.payloads import SCRIPTS
 from tests.support.service.console import Browser, Markup, signed_in
@@ -24,6 +25,7 @@ from tuneship.service.console.page import all_pages, page_at
 from tuneship.service.console.rendering import place
 from tuneship.service.http.console.assets import assets
 from tuneship.service.http.console.entry import own_path
+from tuneship.store.database import tables
 
 # A page for each kind of resource, and the lists. Adding a page adds a line.
 PAGES = {
@@ -312,3 +314,122 @@ def test_the_files_of_others_are_as_they_were_published() -> None:
     for one in listed:
         for name, digest in one["files"].items():
             assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest, name
+
+
+def test_operating_pages_are_in_the_navigation_of_those_who_may_read_them(world: World) -> None:
+    def operated(preset: str) -> set[str]:
+        links = Markup(signed_in(world.service, preset).open("/console/settings").text).links
+        return {*links} & {f"/console/{name}" for name in ("webhooks", "keys", "audit", "settings")}
+
+    assert {one.rpartition("/")[2] for one in operated("admin")} == {
+        "webhooks",
+        "keys",
+        "audit",
+        "settings",
+    }
+    assert operated("viewer") == {"/console/webhooks", "/console/settings"}
+    assert operated("auditor") == {"/console/audit", "/console/settings"}
+    assert operated("inference") == {"/console/settings"}
+
+
+def test_a_delivery_that_was_given_up_goes_back_into_the_queue(service: Service) -> None:
+    asked = {"url": "https://receiver.test/x", "events": ["*"]}
+    hook = service.call("POST", "/v1/webhooks", json=asked).json()["id"]
+    event = service.call("POST", f"/v1/webhooks/{hook}/test", json={}).json()["event_id"]
+    with service.database.write() as connection:
+        dead = {"status": "dead", "attempts": 10, "next_attempt_at": None, "failure": "status"}
+        connection.execute(sa.update(tables.deliveries).values(**dead))
+    browser, place = signed_in(service), f"/console/webhooks/{hook}"
+    again = "/console/do/retry_webhook_delivery"
+    shown = browser.open(place).text
+    assert "1 event was given up after all tries" in shown
+    assert again in shown
+    assert again not in signed_in(service, "viewer").open(place).text
+    assert event not in browser.open(f"{place}?status=delivered").text
+    fields = {
+        "form_token": browser.form_token(),
+        "webhook_id": hook,
+        "event_id": event,
+        "then": place,
+    }
+    answer = browser.post("/console/do/retry_webhook_delivery", fields)
+    assert (answer.status_code, answer.headers["location"]) == (303, place)
+    delivery = service.call("GET", f"/v1/webhooks/{hook}/deliveries").json()["deliveries"][0]
+    assert (delivery["status"], delivery["attempts"]) == ("pending", 0)
+    assert again not in browser.open(place).text, "it waits to be sent already"
+    service.call("PATCH", f"/v1/webhooks/{hook}", json={"active": False})
+    shown = browser.open(place).text
+    assert "Nothing is sent to it" in shown
+    assert again not in shown
+
+
+def test_keys_are_listed_by_their_public_parts_and_of_the_own_tenant_alone(
+    service: Service,
+) -> None:
+    label = "make up, /home/somebody/flows-key.json"
+    secret = service.keys.issue("alice", PRESETS["trainer"], None, label)
+    public = secret[4:12]
+    theirs = service.headers["bob"]["Authorization"].removeprefix("Bearer tsk_")[:8]
+    service.keys.revoke(public)
+    answer = service.call("GET", "/v1/api-keys?limit=1")
+    [newest] = answer.json()["api_keys"]
+    names = {"id", "scopes", "created_at", "expires_at", "revoked_at", "last_used_at"}
+    assert {*newest} == names
+    assert newest["id"] == public
+    page = signed_in(service).open("/console/keys").text
+    assert f'id="key-{public}"' in page
+    assert "revoked" in page
+    for hidden in (theirs, "somebody", secret.split("_")[2]):
+        assert hidden not in page
+        assert hidden not in service.call("GET", "/v1/api-keys?limit=100").text
+    viewer = service.call("GET", "/v1/api-keys", None, headers=_as(service, "operator"))
+    assert viewer.status_code == 403
+
+
+def _as(service: Service, preset: str) -> dict[str, str]:
+    return service.key_headers("alice", PRESETS[preset])
+
+
+def test_audit_rows_are_read_page_by_page_from_the_newest_on(service: Service) -> None:
+    for number in range(120):
+        service.keys.issue("alice", frozenset({"jobs:read"}), None, str(number))
+    browser = signed_in(service)
+    seen: list[int] = []
+    place: str | None = "/console/audit"
+    while place is not None:
+        page = Markup(browser.open(place).text)
+        rows = [
+            str(one["id"])
+            for tag, one in page.tags
+            if tag == "tr" and str(one.get("id")).startswith("row-")
+        ]
+        seen += [int(one.removeprefix("row-")) for one in rows]
+        older = [one["href"] for tag, one in page.tags if "?after=" in str(one.get("href"))]
+        place = str(older[0]) if older else None
+        assert len(seen) < 1000
+    listed = service.call("GET", "/v1/audit?limit=1000").json()["entries"]
+    assert seen == [one["seq"] for one in reversed(listed)]
+    assert 'data-live=""' in browser.open("/console/audit").text, "it stays as it was opened"
+
+
+def test_a_token_of_one_order_of_the_audit_rows_is_refused_in_the_other(service: Service) -> None:
+    newest = service.call("GET", "/v1/audit?order=desc&limit=2").json()
+    assert [one["seq"] for one in newest["entries"]] == sorted(
+        (one["seq"] for one in newest["entries"]), reverse=True
+    )
+    token = newest["pagination"]["after"]
+    assert service.call("GET", f"/v1/audit?order=desc&after={token}").status_code == 200
+    assert service.call("GET", f"/v1/audit?after={token}").status_code == 422
+    end = service.call("GET", "/v1/audit?order=desc&limit=1000").json()["pagination"]["after"]
+    assert service.call("GET", f"/v1/audit?order=desc&after={end}").json()["entries"] == []
+
+
+def test_settings_show_what_is_enforced_and_no_path_or_address(service: Service) -> None:
+    page = Markup(signed_in(service, "inference").open("/console/settings").text)
+    text = " ".join(page.text.split())
+    health = service.call("GET", "/healthz", None).json()["capabilities"]
+    assert all(name in text for name in health)
+    for hidden in (str(service.parts.settings.data_dir), "sqlite:", service.parts.public_url):
+        assert hidden not in text
+    assert "Deployments50" in text
+    assert "Ends without use after15 min" in text

@@ -343,7 +343,7 @@ def test_a_session_ends_no_later_than_its_key(service: Service) -> None:
     assert 3590 < browser.open("/console/session").json()["whole"] <= 3600
 
 
-def test_who_signs_out_is_in_the_audit_chain_once(service: Service) -> None:
+def test_signing_out_is_in_the_audit_chain_once(service: Service) -> None:
     browser = signed_in(service)
     fields = {"form_token": browser.form_token()}
     assert browser.post("/console/sign-out", fields).status_code == 303

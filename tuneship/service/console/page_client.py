@@ -12,7 +12,7 @@ from tuneship.contract.declaring.operation import Operation
 from tuneship.contract.declaring.verbs import Asynchronous
 from tuneship.contract.resources import Api
 from tuneship.service.access.console_sessions import Session
-from tuneship.service.console.installation import Installation
+from tuneship.service.console.installation_facts import InstallationFacts
 from tuneship.service.context.arguments import path_arguments, validated
 from tuneship.service.context.context import Context
 from tuneship.service.context.operation_calls import (
@@ -36,7 +36,7 @@ class Visit:
     # Makes the context of a call, by the operation and the id in its path.
     make_context: Callable[[Operation[..., Any], str | None], Context]
     departure: Departure
-    installation: Installation
+    installation: InstallationFacts
     # What an open page has read before: to read it again adds no audit entry. None for a page that is opened.
     known: set[tuple[str, str | None, str | None]] | None = None
 

@@ -17,7 +17,7 @@ from tuneship.contract.declaring.operation import Operation
 from tuneship.contract.errors import InvalidRequestError, PermissionDenied, ResourceNotFound
 from tuneship.service.answers.field_errors import error_from_pydantic, field_error
 from tuneship.service.console.actions import ACTIONS, Action
-from tuneship.service.console.installation import Installation
+from tuneship.service.console.installation_facts import InstallationFacts
 from tuneship.service.console.page import ConsolePage, page_at
 from tuneship.service.console.page_client import PageClient, Visit
 from tuneship.service.console.rendering import PageFrame, own_page, whole_page
@@ -43,7 +43,7 @@ class Visits:
     def __init__(self, boundary: Boundary) -> None:
         self._boundary = boundary
         parts = boundary.parts
-        self._installation = Installation(
+        self._installation = InstallationFacts(
             version=version("tuneship"),
             database="SQLite" if parts.database.is_sqlite else "PostgreSQL",
             is_in_cluster=parts.settings.cluster is not None,

@@ -1,4 +1,4 @@
-"""What an installation is and enforces, as a page may show it to any tenant: no secret, no path, no address."""
+"""The facts of an installation, as a page may show them to any tenant: no secret, no path, no address."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ from tuneship.settings import ConsoleSettings, LimitSettings
 
 
 @dataclass(frozen=True)
-class Installation:
-    """The facts of one installation, which stay as they are until the service starts again."""
+class InstallationFacts:
+    """They stay as they are until the service starts again."""
 
     version: str
     database: str
