@@ -25,4 +25,5 @@ ACTIONS = {
         "The training ends, and no model comes of it. A cancelled job cannot be resumed.",
         is_danger=True,
     ),
+    "create_job": Action("Tune again"),
 }

@@ -42,6 +42,8 @@ class ConsolePage:
     query: type[BaseModel]
     # Where the entry of the navigation stands that this page belongs to.
     root: str
+    # Whether it follows what happens while it is open.
+    is_live: bool = True
 
     async def view(self, client: Any, path: Mapping[str, str], query: Mapping[str, str]) -> Any:
         """Return the content of the page. Raises `ApiError`, also for a query that is none of this page."""
@@ -53,7 +55,9 @@ class ConsolePage:
 _PAGES: list[ConsolePage] = []
 
 
-def page(path: str, at: tuple[str, int] | None = None, name: str = "") -> Callable[[Show], Show]:
+def page(
+    path: str, at: tuple[str, int] | None = None, name: str = "", *, is_live: bool = True
+) -> Callable[[Show], Show]:
     """Declare the decorated function as the page at an address; `at` and `name` put it into the navigation."""
 
     def declare(show: Show) -> Show:
@@ -73,7 +77,7 @@ def page(path: str, at: tuple[str, int] | None = None, name: str = "") -> Callab
         pattern = re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", matched))
         template = show.__module__.rpartition(".")[2] + ".html"
         root = "/".join(path.split("/")[:3])
-        _PAGES.append(ConsolePage(path, at, name, template, show, pattern, query, root))
+        _PAGES.append(ConsolePage(path, at, name, template, show, pattern, query, root, is_live))
         return show
 
     return declare

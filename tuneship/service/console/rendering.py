@@ -1,6 +1,8 @@
 """Makes HTML of views. Everything is escaped; no template may say that a text is safe."""
 
-from dataclasses import dataclass
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
 from itertools import groupby
@@ -27,8 +29,18 @@ class PageFrame:
     # None on the pages for those who are not signed in.
     session: Session | None = None
     page: ConsolePage | None = None
-    # The address of the page with its query, from which it is kept live; empty where nothing can change.
+    # The address of the page with its query; empty for a page that belongs to no module.
     address: str = ""
+    # What a form was sent with, and why that was refused.
+    given: Mapping[str, str] = field(default_factory=dict[str, str])
+    problem: ApiError | None = None
+    # Makes one request of the clicks on a form.
+    key: str = field(default_factory=lambda: secrets.token_hex(16))
+
+    @property
+    def live_address(self) -> str:
+        """The address from which the page is kept as it is in the service; empty for a page that is not."""
+        return self.address if self.page is not None and self.page.is_live else ""
 
 
 def place(path: str, **query: object) -> str:
