@@ -37,6 +37,8 @@ PAGES = {
     "jobs": "/console/jobs",
     "job": "/console/jobs/{ft_own}",
     "job that has ended": "/console/jobs/{ft_ended}",
+    "job beside another": "/console/jobs/{ft_own}?with={ft_ended}",
+    "job that is tuned again": "/console/jobs/{ft_ended}/again",
     "datasets": "/console/datasets",
     "dataset": "/console/datasets/{ds_own}",
     "dataset that failed": "/console/datasets/{ds_failed}",
@@ -70,6 +72,8 @@ THEIRS = (
     "/console/models/{model_of_other_tenant}",
     "/console/webhooks/{wh_of_other_tenant}",
     "/console/playground?a={dep_of_other_tenant}",
+    "/console/jobs/{ft_own}?with={ft_of_other_tenant}",
+    "/console/jobs/{ft_of_other_tenant}/again",
 )
 TEMPLATES = Path(words.__file__).parent / "templates"
 

@@ -77,4 +77,5 @@ ACTIONS = {
         sets={"decision": "roll back"},
         **_ANSWER,
     ),
+    "create_job": Action("Tune again"),
 }

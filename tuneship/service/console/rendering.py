@@ -1,6 +1,8 @@
 """Makes HTML of views. Everything is escaped; no template may say that a text is safe."""
 
-from dataclasses import dataclass
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
 from itertools import groupby
@@ -29,6 +31,11 @@ class PageFrame:
     page: ConsolePage | None = None
     # The address of the page with its query, to which forms and a later sign-in lead back.
     address: str = ""
+    # What a form was sent with, and why that was refused.
+    given: Mapping[str, str] = field(default_factory=dict[str, str])
+    problem: ApiError | None = None
+    # Makes one request of the clicks on a form.
+    key: str = field(default_factory=lambda: secrets.token_hex(16))
 
     @property
     def live(self) -> str:

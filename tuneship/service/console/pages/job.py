@@ -4,10 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from tuneship.contract.common import JobId
-from tuneship.contract.jobs import ENDED, Job, get_job_logs, get_job_metrics
+from tuneship.contract.jobs import ENDED, Job, JobSummary, get_job_logs, get_job_metrics
 from tuneship.contract.reports.job_reports import JobLogEntry, JobMetrics
 from tuneship.service.console.chart_series import smoothed, thinned
 from tuneship.service.console.page import page
@@ -15,6 +17,7 @@ from tuneship.service.console.page_client import PageClient
 
 LOG_LINES = 200
 LOG_PAGE = 1000
+OTHERS_LISTED = 50
 
 
 @dataclass(frozen=True)
@@ -33,13 +36,34 @@ class JobView:
     # Each step at which the model was measured, with its validation loss.
     losses: list[tuple[int, float]]
     log: list[JobLogEntry]
+    # The newest other jobs of the same base model, and the one beside which it is shown, with its losses.
+    others: list[JobSummary]
+    other: Job | None
+    other_losses: list[tuple[int, float]]
+
+    @property
+    def hyperparameters(self) -> Mapping[str, Any]:
+        """Those of the job; where another one stands beside it, what differs comes first, with both values."""
+        own = self.job.hyperparameters
+        if self.other is None:
+            return own
+        theirs = self.other.hyperparameters
+        names = {*own, *theirs}
+        different = {name for name in names if own.get(name) != theirs.get(name)}
+        return {
+            name: f"{own.get(name, 'unset')}, there {theirs.get(name, 'unset')}"
+            if name in different
+            else own[name]
+            for name in sorted(names, key=lambda name: (name not in different, name))
+        }
 
     @cached_property
     def chart(self) -> dict[str, Any] | None:
         """The data of the loss curve, made where the page is: thousands of steps take milliseconds."""
         if self.steps is None or not self.steps.steps:
             return None
-        return _chart(self.job, self.steps, dict(self.losses))
+        chart = _chart(self.job, self.steps, dict(self.losses), dict(self.other_losses))
+        return chart if self.other is None else {**chart, "other": self.other.model_name}
 
     def took(self, now: datetime) -> timedelta | None:
         """How long it has trained."""
@@ -56,7 +80,11 @@ class JobView:
 
 
 @page("/console/jobs/{job_id}")
-async def job(client: PageClient, job_id: JobId) -> JobView:
+async def job(
+    client: PageClient,
+    job_id: JobId,
+    with_: Annotated[JobId | None, Field(alias="with")] = None,
+) -> JobView:
     """Leave out what the session may not read."""
     found = await client.jobs.get(job_id)
     steps = measured = None
@@ -64,6 +92,11 @@ async def job(client: PageClient, job_id: JobId) -> JobView:
         steps = await client.jobs.metrics(job_id)
         measured = await client.jobs.metrics(job_id, evaluated_only=True)
     losses = [] if measured is None else _known(measured.steps, measured.validation_loss)
+    other = None if with_ is None else await client.jobs.get(with_)
+    beside = None
+    if other is not None and client.may(get_job_metrics):
+        beside = await client.jobs.metrics(other.id, evaluated_only=True)
+    listed = await client.jobs.list(limit=OTHERS_LISTED, base_model=found.base_model)
     best = min(losses, key=lambda one: one[1], default=None)
     first = losses[0][1] if losses else 0.0
     return JobView(
@@ -76,6 +109,9 @@ async def job(client: PageClient, job_id: JobId) -> JobView:
         steps=steps,
         losses=losses,
         log=await _newest_lines(client, job_id) if client.may(get_job_logs) else [],
+        others=[one for one in listed.jobs if one.id != job_id],
+        other=other,
+        other_losses=[] if beside is None else _known(beside.steps, beside.validation_loss),
     )
 
 
@@ -95,20 +131,23 @@ def _known(steps: Sequence[int], values: Sequence[float | None]) -> list[tuple[i
     return [(step, one) for step, one in zip(steps, values, strict=True) if one is not None]
 
 
-def _chart(job: Job, metrics: JobMetrics, measured: Mapping[int, float]) -> dict[str, Any]:
-    """The losses by step: raw and smoothed in training, and where the model was measured."""
+def _chart(
+    job: Job, metrics: JobMetrics, measured: Mapping[int, float], beside: Mapping[int, float]
+) -> dict[str, Any]:
+    """The losses by step: raw and smoothed in training, where the model was measured, and those of another job."""
     known = _known(metrics.steps, metrics.training_loss)
     raw = [loss for _, loss in known]
     columns = thinned([[step for step, _ in known], raw, smoothed(raw)])
     by_step = {step: (one, mean) for step, one, mean in zip(*columns, strict=True)}
-    steps = sorted({*by_step, *measured})
+    steps = sorted({*by_step, *measured, *beside})
     return {
         "kind": "loss",
-        "total": job.total_steps,
+        "total": max([job.total_steps, *beside]),
         "columns": [
             steps,
             [by_step.get(step, (None, None))[0] for step in steps],
             [by_step.get(step, (None, None))[1] for step in steps],
             [measured.get(step) for step in steps],
+            *([[beside.get(step) for step in steps]] if beside else []),
         ],
     }

@@ -30,8 +30,10 @@ const KINDS = {
       line("candidate-fill", { width: 1, alpha: 0.35 }),
       line("candidate-fill", { width: 2, alpha: 0.6 }),
       line("candidate-fill", { width: 2.2, points: { show: true, size: 7, width: 2, fill: () => colour("sheet") } }),
-    ],
-    names: ["training", "training, smoothed", "validation"],
+      // Another job beside this one.
+      line("baseline-fill", { width: 1.8, dash: [8, 4] }),
+    ].slice(0, data.columns.length),
+    names: ["training", "training, smoothed", "validation", `validation of ${data.other}`].slice(0, data.columns.length - 1),
   }),
   arms: data => ({
     scales: { y: { range: (chart, low, high) => [0, (high || 1) * 1.1] } },

@@ -2,11 +2,11 @@
 
 import hashlib
 import re
-import secrets
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import Any, TypeVar, get_args
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
@@ -14,7 +14,12 @@ from starlette.responses import RedirectResponse, Response
 
 from tuneship.contract.common import DecisionReason
 from tuneship.contract.declaring.operation import Operation
-from tuneship.contract.errors import InvalidRequestError, PermissionDenied, ResourceNotFound
+from tuneship.contract.errors import (
+    ApiError,
+    InvalidRequestError,
+    PermissionDenied,
+    ResourceNotFound,
+)
 from tuneship.service.answers.field_errors import error_from_pydantic, field_error
 from tuneship.service.console.actions import ACTIONS, Action
 from tuneship.service.console.installation_facts import InstallationFacts
@@ -75,27 +80,33 @@ class Visits:
         )
 
     def frame(
-        self, request: Request, page: ConsolePage | None = None, address: str = ""
+        self, request: Request, page: ConsolePage | None = None, address: str = "", **form: Any
     ) -> PageFrame:
-        """The surroundings of a page."""
+        """The surroundings of a page, and of one whose form was refused."""
         return PageFrame(
             assets().folder,
             self._boundary.parts.clock(),
             getattr(request.state, "session", None),
             page,
             address,
+            **form,
         )
 
     async def show(self, request: Request) -> Response:
         """Answer a page."""
-        page, named = page_at(request.scope["path"])
-        view = await page.view(
-            self.client(request), named, query_of(request.query_params.multi_items())
-        )
-        frame = self.frame(request, page, address_in(request))
+        return await self._page(request, address_in(request))
+
+    async def _page(
+        self, request: Request, address: str, status: int = 200, **form: Any
+    ) -> Response:
+        split = urlsplit(address)
+        page, named = page_at(split.path)
+        query = query_of(parse_qsl(split.query, keep_blank_values=True))
+        view = await page.view(self.client(request), named, query)
+        frame = self.frame(request, page, address, **form)
         threads = self._boundary.parts.threads.pages
         client_id = request.state.principal.client_id
-        return html(request, await threads.run(client_id, whole_page, page, view, frame))
+        return html(request, await threads.run(client_id, whole_page, page, view, frame), status)
 
     async def ask(self, request: Request) -> Response:
         """Ask before an action that deletes or ends something, on a page that names what will happen."""
@@ -114,7 +125,6 @@ class Visits:
             fields=fields,
             reasons=get_args(DecisionReason),
             then=then,
-            key=secrets.token_hex(16),
         )
         return html(request, text)
 
@@ -127,14 +137,24 @@ class Visits:
         fields = {one: text for one, text in fields.items() if text or one not in action.asks}
         fields |= action.sets
         then, name = own_path(fields.pop("then", "")), fields.pop("idempotency_key", "")
+        back = fields.pop("back", "")
         key = None
         if operation.takes_idempotency_key and SHAPE_OF_KEYS.fullmatch(name):
             # A double click is one request.
             text = f"{operation.name}\n{sorted(fields.items())}"
             digest = hashlib.sha256(text.encode()).hexdigest()
             key = Key(request.state.principal.client_id, f"console:{name}", digest, None)
-        await self.client(request).carry_out(operation, _arguments(operation, fields), key)
-        return RedirectResponse(then, 303)
+        try:
+            reply = await self.client(request).carry_out(
+                operation, _arguments(operation, fields), key
+            )
+        except ApiError as error:
+            if not back or error.status in (401, 403) or error.status >= 500:
+                raise
+            # The form again, with what was sent.
+            back = own_path(back)
+            return await self._page(request, back, error.status, given=fields, problem=error)
+        return RedirectResponse(f"{then}/{reply.id}" if operation.is_creating else then, 303)
 
 
 def _group(kind: type[S], settings: ServiceSettings) -> S:
@@ -174,6 +194,21 @@ def _arguments(operation: Operation[..., Any], fields: Mapping[str, str]) -> dic
 
 def _body(model: type[BaseModel], fields: Mapping[str, Any]) -> BaseModel:
     try:
-        return model.model_validate_strings({**fields}, strict=False)
+        return model.model_validate_strings(_nested(fields), strict=False)
     except ValidationError as error:
         raise error_from_pydantic(error) from None
+
+
+def _nested(fields: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of a form as an object: `a.b` is in `a`, `a[]` is texts with commas, an empty one is absent."""
+    body: dict[str, Any] = {}
+    for name, text in fields.items():
+        if text == "":
+            continue
+        group, dot, inner = name.removesuffix("[]").partition(".")
+        value = [one.strip() for one in text.split(",")] if name.endswith("[]") else text
+        if not dot:
+            body[group] = value
+        elif isinstance(body.setdefault(group, {}), dict):
+            body[group][inner] = value
+    return body
