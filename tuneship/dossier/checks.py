@@ -34,7 +34,7 @@ from tuneship.dossier.contents import (
     written_manifest,
 )
 from tuneship.dossier.json_values import (
-    SHOWN,
+    bounded,
     difference,
     json_of,
     lines_of,
@@ -55,6 +55,8 @@ from tuneship.gates.training.training_record import training_record
 
 # It rests on answers, which nobody stores.
 SMOKE_GATE = "T10 smoke"
+# Of a verification: whoever made the file chooses how much is wrong with it.
+MAX_PROBLEMS, MAX_CHARACTERS = 100, 400
 
 
 @dataclass
@@ -68,11 +70,18 @@ class Findings:
     release: dict[str, Any] = field(default_factory=dict[str, Any])
     head: AuditHead | None = None
 
+    def note(self, problem: str) -> None:
+        """Add a problem, of which a part may come from the file."""
+        if len(self.problems) == MAX_PROBLEMS:
+            self.problems.append("more than that is wrong")
+        elif len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(bounded(problem, MAX_CHARACTERS))
+
     def compare(self, member: str, ours: Any, theirs: Any, source: str) -> None:
         """Note the first place in which a member does not have what follows from `source`."""
         found = difference(ours, theirs)
         if found is not None:
-            self.problems.append(f"{member}{found} by {source}")
+            self.note(f"{member}{found} by {source}")
 
 
 def verify(content: bytes) -> Findings:
@@ -90,11 +99,11 @@ def verify(content: bytes) -> Findings:
                 check(members, found)
             # Members come from outside: whatever they hold instead of what belongs there is a finding.
             except Exception as error:  # noqa: BLE001
-                found.problems.append(f"{member}: {_reason(error)}")
+                found.note(f"{member}: {_reason(error)}")
                 if check in _READ_BY_ALL:
                     break
     if not found.problems and pack(members) != content:
-        found.problems.append("the file has bytes that belong to no member")
+        found.note("the file has bytes that belong to no member")
     return found
 
 
@@ -109,11 +118,11 @@ def _digests(members: Mapping[str, bytes], found: Findings) -> None:
     ours = digests_of(members)
     for name in sorted({*ours, *listed}):
         if name not in ours:
-            found.problems.append(f"{name[:SHOWN]}: the manifest lists it, and it is missing")
+            found.note(f"{bounded(name)}: the manifest lists it, and it is missing")
         elif name not in listed:
-            found.problems.append(f"{name}: the manifest does not list it")
+            found.note(f"{name}: the manifest does not list it")
         elif ours[name] != listed[name]:
-            found.problems.append(f"{name}: was changed, its SHA-256 is not that of the manifest")
+            found.note(f"{name}: was changed, its SHA-256 is not that of the manifest")
 
 
 def _manifest(members: Mapping[str, bytes], found: Findings) -> None:
@@ -123,7 +132,7 @@ def _manifest(members: Mapping[str, bytes], found: Findings) -> None:
     if not found.problems:
         found.compare(MANIFEST, listed, expected, "the other members")
         if not found.problems and members[MANIFEST] != written_manifest(members, listed["made_by"]):
-            found.problems.append(f"{MANIFEST}: is not written as tuneship writes it")
+            found.note(f"{MANIFEST}: is not written as tuneship writes it")
 
 
 def _result_can_be_read(members: Mapping[str, bytes], _: Findings) -> None:
@@ -166,14 +175,12 @@ def _result(members: Mapping[str, bytes], found: Findings) -> None:
     same = [fact for fact in ends if fact.get("outcome") == outcome]
     # A stopped release may have been ended by its clean-up, under another reason.
     if outcome != "aborted" and result.get("reason") not in [one.get("reason") for one in same]:
-        found.problems.append(
-            f"{RESULT}.outcome: {RELEASE} has no such end, or with another reason"
-        )
+        found.note(f"{RESULT}.outcome: {RELEASE} has no such end, or with another reason")
     if plans := [fact for fact in facts if fact.get("kind") == "rollout"]:
         found.compare(f"{RESULT}.training_gates", gates, plans[-1].get("gates"), RELEASE)
     for gate in gates:
         if gate["state"] == "reject" and outcome != "rejected":
-            found.problems.append(f"{RESULT}.outcome: gate {gate['name']} rejects")
+            found.note(f"{RESULT}.outcome: gate {gate['name']} rejects")
     for member, wanted in (
         (ROLLOUT, result.get("rollout_id") is not None),
         (REPORT, result.get("report") is not None),
@@ -183,13 +190,13 @@ def _result(members: Mapping[str, bytes], found: Findings) -> None:
     ):
         if wanted != (member in members):
             text = "it is missing" if wanted else "it does not belong to this release"
-            found.problems.append(f"{member}: by {RESULT} {text}")
+            found.note(f"{member}: by {RESULT} {text}")
     report = members.get(REPORT, b"")
-    found.problems += [
-        f"{name}: {REPORT} {'shows it, and it is missing' if name not in members else 'does not show it'}"
-        for name in PICTURES
-        if (f"({name})".encode() in report) != (name in members)
-    ]
+    for name in PICTURES:
+        is_there = name in members
+        if (f"({name})".encode() in report) != is_there:
+            text = "does not show it" if is_there else "shows it, and it is missing"
+            found.note(f"{name}: {REPORT} {text}")
 
 
 def _is_of_training(gate: Mapping[str, Any]) -> bool:
@@ -248,14 +255,14 @@ def _card(members: Mapping[str, bytes], found: Findings) -> None:
     kept = [one for one in lines_of(members[RELEASE]) if one.get("kind") == "model_card"]
     digest = digests_of(members)[CARD]["sha256"]
     if [pick(one, "sha256") for one in kept[-1:]] != [digest]:
-        found.problems.append(f"{CARD}: its SHA-256 is not the one in {RELEASE}")
+        found.note(f"{CARD}: its SHA-256 is not the one in {RELEASE}")
     card = ModelCard.model_validate_json(members[CARD])
     _decided_as_result(card, mapping_of(members[RESULT]), found)
     # Another version of tuneship may word the same card otherwise.
     if mapping_of(members[MANIFEST])["made_by"] != made_here():
         found.undecided.append(CARD_TEXT)
     elif members.get(CARD_TEXT) != as_markdown(card).encode():
-        found.problems.append(f"{CARD_TEXT}: it does not say what {CARD} has")
+        found.note(f"{CARD_TEXT}: it does not say what {CARD} has")
 
 
 def _decided_as_result(card: ModelCard, result: dict[str, Any], found: Findings) -> None:
@@ -285,7 +292,7 @@ def _head(members: Mapping[str, bytes], found: Findings) -> None:
     try:
         key.verify(bytes.fromhex(head.signature), signed_text(head.seq, head.mac, head.at))
     except InvalidSignature:
-        found.problems.append(f"{HEAD}: its signature is not valid")
+        found.note(f"{HEAD}: its signature is not valid")
     else:
         found.head = head
 

@@ -42,6 +42,12 @@ def pick(value: Any, *names: str) -> Any:
     return value
 
 
+def bounded(text: str, most: int = SHOWN) -> str:
+    """A text from outside as one line that is not too long, and that no terminal takes for a command."""
+    shown = text if len(text) <= most else f"{text[:most]}..."
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in shown)
+
+
 def difference(ours: Any, theirs: Any) -> str | None:
     """The first place in which two JSON values differ, with both values; None for equal ones."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
@@ -49,7 +55,7 @@ def difference(ours: Any, theirs: Any) -> str | None:
         for name in dict.fromkeys([*one, *other]):
             found = difference(one.get(name), other.get(name))
             if found is not None:
-                return f".{name}{found}"
+                return f".{bounded(name)}{found}"
         return None
     if isinstance(ours, list) and isinstance(theirs, list):
         pairs = zip_longest(cast("list[Any]", ours), cast("list[Any]", theirs))
@@ -83,4 +89,4 @@ def _shown(value: Any) -> str:
     if isinstance(value, dict | list):
         return "a list or an object"
     text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= SHOWN else f"a text of {len(text)} characters"
+    return bounded(text) if len(text) <= SHOWN else f"a text of {len(text)} characters"

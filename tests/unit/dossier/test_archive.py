@@ -35,6 +35,33 @@ def with_size(content: bytes) -> bytes:
     return bytes(changed)
 
 
+def with_list_of(entries: int) -> bytes:
+    """An archive whose list alone is long: each entry points to the same member."""
+    content = pack({"a.json": b"{}"})
+    start, end = content.index(b"PK\x01\x02"), content.index(b"PK\x05\x06")
+    listed = content[start:end] * entries
+    ending = bytearray(content[end:])
+    struct.pack_into("<I", ending, 12, len(listed))
+    return content[:start] + listed + bytes(ending)
+
+
+def with_large_ending() -> bytes:
+    """The record of a larger archive stands before the end, and says where another list is."""
+    content = pack(MEMBERS)
+    return content[:-22] + b"PK\x06\x07" + bytes(16) + content[-22:]
+
+
+def lying_over_each_other() -> bytes:
+    """Two members are the same 160 MiB of the file."""
+    content = pack({"a.json": bytes(160 << 20)})
+    start, end = content.index(b"PK\x01\x02"), content.rindex(b"PK\x05\x06")
+    first = content[start:end]
+    ending = bytearray(content[end:])
+    struct.pack_into("<I", ending, 12, 2 * len(first))
+    struct.pack_into("<HH", ending, 8, 2, 2)
+    return content[:start] + first + first.replace(b"a.json", b"b.json") + bytes(ending)
+
+
 def encrypted(content: bytes) -> bytes:
     changed = bytearray(content)
     place = changed.index(b"PK\x01\x02")
@@ -55,6 +82,10 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
         "a.json is compressed or encrypted",
     ),
     "encrypted": (lambda: encrypted(pack(MEMBERS)), "a.json is compressed or encrypted"),
+    "a long list": (lambda: with_list_of(2_000), "lists more members than any dossier has"),
+    "a list elsewhere": (with_large_ending, "lists more members than any dossier has"),
+    "a comment": (lambda: pack(MEMBERS) + b"more", "no zip archive"),
+    "a name of a terminal": (lambda: zipped(("\x1b[2J" + "x" * 9_000, b"")), "'\\x1b[2Jxxx"),
     "a size that is not so": (lambda: with_size(pack(MEMBERS)), "a.json says a size"),
 }
 
@@ -65,7 +96,13 @@ def test_a_file_that_is_no_dossier_is_refused(name: str) -> None:
     with pytest.raises(NoDossier) as refused:
         unpack(make(), KNOWN)
     assert words in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 100
+
+
+def test_members_that_lie_over_each_other_are_refused_before_they_are_read() -> None:
+    with pytest.raises(NoDossier, match="its members are larger than a dossier may be"):
+        unpack(lying_over_each_other(), KNOWN)
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name:UserWarning")

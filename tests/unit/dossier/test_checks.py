@@ -60,6 +60,21 @@ def test_the_texts_of_a_dossier_are_shown_as_one_line(tmp_path: Path) -> None:
     assert f"{file}: \\u001b[2J\\nall good: rolled_back (\\u001b[2J\\nall good)\n" in done.output
 
 
+def test_messages_about_a_hostile_dossier_are_short_and_few() -> None:
+    hostile = "\x1b[2J\n\u202e" + "x" * 10_000
+    members = {
+        "result.json": json.dumps({hostile: 1, "run_key": hostile, "training_gates": []}).encode(),
+        "release.jsonl": lines({"kind": "begun", "run_key": hostile + "y"}),
+    }
+    manifest: dict[str, Any] = json.loads(written_manifest(members, made_here()))
+    for listed in ({f"{hostile}{n}": {} for n in range(1000)}, manifest["members"]):
+        content = manifest | {"members": listed, hostile: {hostile: hostile}}
+        found = verify(pack(members | {MANIFEST: json.dumps(content).encode()}))
+        assert 1 < len(found.problems) <= 101
+        assert all(one.isprintable() and len(one) < 500 for one in found.problems)
+    assert hostile[:5] not in str(found.problems)
+
+
 @pytest.mark.parametrize(
     ("ours", "theirs", "is_same"),
     [

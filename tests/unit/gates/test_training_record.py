@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
@@ -29,6 +30,11 @@ def test_a_record_keeps_every_number_bit_by_bit() -> None:
     assert replace(read, metrics={}) == replace(record, metrics={})
     assert read.to_json() == record.to_json()
     assert str(read.decide()) == str(record.decide())
+
+
+def test_a_record_writes_the_times_of_metrics_as_the_service_does() -> None:
+    record = TrainingRecord(JOB, {"at": datetime(2026, 3, 1, tzinfo=UTC)}, None, RULES)
+    assert training_record(record.to_json()).metrics == {"at": "2026-03-01T00:00:00Z"}
 
 
 def test_a_record_of_other_rules_is_refused() -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # they start slowly
     from tuneship.dossier.checks import Findings
 
 WRONG, NO_HEAD = 4, 5
+# Characters of a text that whoever made a dossier chose.
+MOST_SHOWN = 200
 NEEDS_TUNESHIP = "this needs `pip install tuneship` (missing: {})"
 
 app = typer.Typer(no_args_is_help=True, help="Dossiers of releases: make and verify them.")
@@ -107,7 +109,7 @@ def verify(
     _fail_with(found.problems, dossier)
     # Whoever made the file chose these texts.
     key, outcome, reason = (
-        one_line(found.release[one]) for one in ("run_key", "outcome", "reason")
+        one_line(found.release[one])[:MOST_SHOWN] for one in ("run_key", "outcome", "reason")
     )
     write(f"{dossier}: {key}: {outcome} ({reason})")
     write(f"{_summary(found)}; SHA-256 {_sha256(content)}")
@@ -117,7 +119,9 @@ def verify(
         )
     if head is None:
         fail("it has no audit head: nothing ties it to a moment of the service", NO_HEAD)
-    write(f"audit head: row {head.seq}, signed {one_line(head.at)} with key {head.public_key}")
+    write(
+        f"audit head: row {head.seq}, signed {one_line(head.at)[:MOST_SHOWN]} with key {head.public_key}"
+    )
 
 
 def _asked_head() -> "AuditHead":

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_jsonable_python
 
 from tuneship.gates.training.training_gates import (
     RULE_VERSION,
@@ -39,7 +40,8 @@ class TrainingRecord:
     def to_json(self) -> str:
         """One line of JSON; floats survive bit by bit, infinities too."""
         # Not as pydantic writes JSON, where what is not finite is null.
-        return json.dumps(_RECORD.dump_python(self), sort_keys=True)
+        fields = _RECORD.dump_python(self)
+        return json.dumps(fields, default=to_jsonable_python, sort_keys=True)
 
 
 _RECORD: TypeAdapter[TrainingRecord] = TypeAdapter(TrainingRecord)
