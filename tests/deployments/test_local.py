@@ -70,6 +70,7 @@ def test_every_flow_is_registered_with_its_automations_and_credentials(machine: 
     assert set(stored["data"]["api_key"]) == {"*"}
 
 
+@pytest.mark.soak
 def test_another_up_keeps_what_people_have_set_and_tells_the_bridge_a_new_secret(
     machine: Machine,
 ) -> None:
@@ -149,6 +150,7 @@ def test_the_flows_hold_a_key_with_their_scopes_only(machine: Machine) -> None:
     assert not any("models:content" in one for one in scopes.values())
 
 
+@pytest.mark.soak
 def test_lost_secrets_are_replaced_and_the_old_ones_open_nothing(machine: Machine) -> None:
     """As after an upgrade from a version whose server asked for nothing."""
     before, string, key = machine.records, machine.auth_string, key_of_the_flows(machine)

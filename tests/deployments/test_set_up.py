@@ -23,6 +23,7 @@ def set_up(home: Path, **own: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
+@pytest.mark.soak
 def test_a_server_that_does_not_answer_is_reported_in_one_line(tmp_path: Path) -> None:
     done = set_up(tmp_path, PREFECT_API_URL=f"http://127.0.0.1:{free_port()}/api")
     assert done.returncode == 1

@@ -23,7 +23,7 @@ from tuneship.contract.webhooks import SecretRotation, WebhookCreate
 from tuneship.settings import ClientSettings
 from tuneship.store.database import rows, tables
 
-pytestmark = pytest.mark.both_databases
+pytestmark = pytest.mark.both_databases(postgres="soak")
 
 
 class LossyNetwork(httpx.AsyncBaseTransport):

@@ -106,6 +106,7 @@ def test_an_adapter_goes_in_serves_and_comes_out(tmp_path: Path, adapter: Path) 
         serve.stop()
 
 
+@pytest.mark.soak
 def test_a_failed_command_prints_one_line_and_leaves_nothing(tmp_path: Path, adapter: Path) -> None:
     data = tmp_path / "data"
     serve = Serve(data)

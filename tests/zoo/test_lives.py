@@ -25,8 +25,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     "checkpoint",
     [
         *(pytest.param(one, id=one.name, marks=pytest.mark.essential) for one in FIRST),
-        *(pytest.param(one, id=one.name) for one in OTHERS),
-        *(pytest.param(one, id=one.name, marks=pytest.mark.soak) for one in VARIANTS),
+        *(pytest.param(one, id=one.name, marks=pytest.mark.soak) for one in (*OTHERS, *VARIANTS)),
     ],
 )
 def test_a_base_is_right_in_every_column_or_refused_by_name(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.repeats import variants
 from tests.support.zoo.cells import DIAGONAL
 from tests.support.zoo.product import write_rows
 from tests.support.zoo.template_kinds import KINDS as TEMPLATES
@@ -29,7 +30,7 @@ def test_a_base_is_tuned_and_served_by_the_tokens_of_transformers(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("tokenizer", variants(TOKENIZERS, 6), ids=lambda kind: kind.name)
 def test_a_tokenizer_does_so_with_every_template(
     tmp_path: Path, rows: Path, tokenizer: TokenizerKind
 ) -> None:

@@ -96,6 +96,7 @@ def test_a_champion_whose_model_is_gone_is_compared_by_its_mean_loss(
     assert "publishes no losses by row" in gates(second)["T4"][1]
 
 
+@pytest.mark.soak
 def test_few_measurements_are_warned_of_before_the_training(
     service: WholeService, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

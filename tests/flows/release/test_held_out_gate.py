@@ -15,6 +15,7 @@ from flows.release.result import ReleaseResult
 from flows.shared.errors import BadInput
 from flows.tune_and_deploy import tune_and_deploy
 from tests.support.fakes.proxy import Exchange, refused
+from tests.support.repeats import variants
 from tests.support.service.evaluations import PLANTED, PlayedAnswers, rows
 from tests.support.service.in_process import Service, jsonl
 from tests.system.faults.stage import Stage
@@ -140,7 +141,9 @@ def test_an_equal_model_is_promoted_with_its_numbers(stage: Releases, tmp_path: 
     assert {one.verdict for one in result.evaluation.slices} == {"no_harm_shown"}
 
 
-@pytest.mark.parametrize(("choice", "outcome"), [("continue", "promoted"), ("hold", "rejected")])
+@pytest.mark.parametrize(
+    ("choice", "outcome"), variants([("hold", "rejected"), ("continue", "promoted")])
+)
 def test_examples_that_cannot_decide_hold_as_the_release_says(
     stage: Releases, tmp_path: Path, choice: str, outcome: str
 ) -> None:
@@ -184,6 +187,7 @@ def test_a_server_without_evaluations_is_asked_by_the_pipeline(
     assert any("offers no evaluations" in note for note in result.notes)
 
 
+@pytest.mark.soak
 def test_a_bare_server_is_judged_by_clusters_too(stage: Releases, tmp_path: Path) -> None:
     stage.proxy.play("POST", "/v1/evaluations", [refused(404, "resource_not_found")], for_ever=True)
 

@@ -104,6 +104,7 @@ def test_a_release_with_no_or_too_little_new_data_is_skipped(
     assert service.jobs == {}
 
 
+@pytest.mark.soak
 def test_datasets_of_the_service_are_found_by_their_tags(
     service: WholeService, tmp_path: Path
 ) -> None:
@@ -120,6 +121,7 @@ def test_datasets_of_the_service_are_found_by_their_tags(
     assert skipped(wanted, dataset_id=merged["id"]) == "dataset_is_not_for_this"
 
 
+@pytest.mark.soak
 def test_without_records_the_age_of_the_serving_model_decides(
     service: WholeService, tmp_path: Path, records: Path
 ) -> None:

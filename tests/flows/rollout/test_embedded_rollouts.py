@@ -158,6 +158,7 @@ def test_a_killed_script_with_its_own_service_is_gone_on_with_by_the_same_comman
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_a_service_that_is_about_to_end_is_waited_for(data_dir: Path) -> None:
     """A killed script leaves such a service behind when the same command is repeated at once."""
     wanted = PipelineSettings(data_dir=data_dir)

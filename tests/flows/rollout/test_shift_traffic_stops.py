@@ -18,6 +18,7 @@ from flows.rollout.traffic_driver import TrafficDriver
 from flows.shift_traffic import shift_traffic
 from tests.flows.conftest import PATIENCE_S, STANDS_STILL, Script, plan, slow_plan, wait_for
 from tests.support.fakes.canary_service import BASELINE, CANDIDATE, Arm, FakeService
+from tests.support.repeats import variants
 from tuneship.gates.plan import CanaryPlan
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
@@ -94,7 +95,7 @@ def test_a_run_with_records_elsewhere_is_refused_by_the_service(
     assert fake.weights == {BASELINE: 95, CANDIDATE: 5}
 
 
-@pytest.mark.parametrize("state", [Crashed(), Cancelled(), Failed()])
+@pytest.mark.parametrize("state", variants([Crashed(), Cancelled(), Failed()]))
 def test_the_hook_returns_what_a_killed_run_left(
     fake: FakeService, run: Callable[[CanaryPlan], Script], state: Any
 ) -> None:

@@ -39,6 +39,7 @@ def test_a_stranger_gets_nothing_from_the_server_of_a_script(
     assert not any(password in one for one in written)
 
 
+@pytest.mark.soak
 def test_a_script_uses_its_own_server_even_if_the_environment_has_a_string_of_another(
     tmp_path: Path, prefect_homes: PrefectHomes
 ) -> None:

@@ -57,7 +57,7 @@ def test_a_dataset_in_plain_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "place", "epochs"),
     [
-        ("checkpoints", CHECKPOINTS, 1000),
+        pytest.param("checkpoints", CHECKPOINTS, 1000, marks=pytest.mark.soak),
         pytest.param("adapters", MODELS, 1, marks=pytest.mark.soak),
     ],
 )

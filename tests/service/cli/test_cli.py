@@ -33,7 +33,7 @@ from tuneship.store.records import audit
 from tuneship.store.records.audit import Chain
 from tuneship.store.records.audit_heads import HEADS_FILE, Heads, HeadsDamaged
 
-pytestmark = pytest.mark.both_databases
+pytestmark = pytest.mark.both_databases(postgres="soak")
 
 LISTED = {
     "key_id", "client_id", "scopes", "label", "state", "created_at", "expires_at", "revoked_at",

@@ -386,6 +386,7 @@ def test_a_data_directory_that_was_open_to_others_is_closed_and_it_is_said(
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_the_log_of_a_start_is_one_line_of_the_service_and_a_fault_of_the_interpreter(
     tmp_path: Path,
 ) -> None:

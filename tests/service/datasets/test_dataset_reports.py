@@ -9,7 +9,7 @@ from tests.support.service.in_process import LINES, Service, jsonl
 from tuneship.service.datasets.hints import SeenExamples
 from tuneship.service.datasets.token_counting import SLICE_CHARACTERS, TokenCounter
 
-pytestmark = pytest.mark.both_databases
+pytestmark = pytest.mark.both_databases(postgres="soak")
 TALK = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b c"}]}
 SECRET = "the patient's own words"
 

@@ -26,7 +26,7 @@ from tuneship.service.context.request_slots import InFlightLimits, RequestSlots
 from tuneship.service.datasets.processing import DatasetProcessing
 from tuneship.store.database import tables
 
-pytestmark = pytest.mark.both_databases
+pytestmark = pytest.mark.both_databases(postgres="soak")
 Start = Callable[..., Service]
 TALK = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b c"}]}
 SECRET = "the patient's own words"

@@ -17,7 +17,7 @@ from tuneship.store.database import rows, tables
 from tuneship.store.records import deployment_logs
 from tuneship.store.records.deployment_logs import LogEntry, LogPosition, position_of
 
-pytestmark = pytest.mark.both_databases
+pytestmark = pytest.mark.both_databases(postgres="soak")
 Start = Callable[..., Service]
 ITEM = {
     "id", "model_name", "deployment_name", "status", "endpoint", "created_at", "updated_at",

@@ -12,7 +12,7 @@ from tests.support.service.in_process import Service
 from tuneship.contract.metrics import DeploymentMetrics
 from tuneship.metrics.observations import Observation, RequestOutcome
 
-pytestmark = pytest.mark.both_databases
+pytestmark = pytest.mark.both_databases(postgres="soak")
 
 COUNTED = (RequestOutcome.SUCCESS, RequestOutcome.SERVER_ERROR)
 # Minutes of the traffic that most tests use.

@@ -9,7 +9,7 @@ import pytest
 from tests.service.deployments.test_deployments import get, path_of
 from tests.support.service.in_process import Service
 
-pytestmark = pytest.mark.both_databases
+pytestmark = pytest.mark.both_databases(postgres="soak")
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ PAGINATION = {"total", "limit", "offset", "next_offset"}
 SECOND = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 
-pytestmark = pytest.mark.both_databases
+pytestmark = pytest.mark.both_databases(postgres="soak")
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from tests.support.service.in_process import LINES, Service, jsonl, split
 from tuneship.service.context.request_slots import InFlightLimits, RequestSlots
 
-pytestmark = pytest.mark.both_databases
+pytestmark = pytest.mark.both_databases(postgres="soak")
 
 Start = Callable[..., Service]
 FORM: dict[str, Any] = {

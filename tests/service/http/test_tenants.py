@@ -22,7 +22,7 @@ from tests.support.service.whole_api import (
 )
 from tuneship.contract.declaring.operation import DECLARED, Operation
 
-pytestmark = pytest.mark.both_databases
+pytestmark = pytest.mark.both_databases(postgres="soak")
 
 Declared = Operation[..., Any]
 PLACES = ("dataset", "dataset_2", "deployment", "model")

@@ -10,7 +10,7 @@ import pytest
 from tests.support.service.in_process import Service
 from tuneship.contract.reports.job_reports import JobMetrics
 
-pytestmark = pytest.mark.both_databases
+pytestmark = pytest.mark.both_databases(postgres="soak")
 Start = Callable[..., Service]
 JOBS = "/v1/fine-tuning/jobs"
 LOSSES: dict[str, Any] = {

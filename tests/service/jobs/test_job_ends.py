@@ -10,7 +10,7 @@ from tests.support.service.in_process import Service
 from tuneship.service.context.timing import ServiceTiming
 from tuneship.store.database import tables
 
-pytestmark = pytest.mark.both_databases
+pytestmark = pytest.mark.both_databases(postgres="soak")
 JOBS = "/v1/fine-tuning/jobs"
 
 

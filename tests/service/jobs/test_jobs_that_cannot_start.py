@@ -11,7 +11,7 @@ from tuneship.service.jobs.training_keeper import START_AGAIN_AFTER
 from tuneship.store.database import rows, tables
 from tuneship.store.database.rows import Row
 
-pytestmark = pytest.mark.both_databases
+pytestmark = pytest.mark.both_databases(postgres="soak")
 Break = Callable[[Service], None]
 
 

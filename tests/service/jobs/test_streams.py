@@ -517,6 +517,7 @@ def test_a_real_training_is_followed_over_a_cut_line_and_a_killed_service(tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_a_service_that_was_asked_to_end_does_not_wait_for_its_readers(tmp_path: Path) -> None:
     serve = Serve(tmp_path / "data")
     received: list[dict[str, str]] = []

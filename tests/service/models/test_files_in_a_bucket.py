@@ -122,6 +122,7 @@ def forget_copies(service: Service, model: str) -> None:
     shutil.rmtree(service.parts.blobs.path_of(f"models/{job}-1"))
 
 
+@pytest.mark.soak
 def test_a_replica_that_starts_without_the_server_is_no_failure_of_its_deployment(
     service: Service, object_server: ObjectServer, away: Callable[[], None]
 ) -> None:

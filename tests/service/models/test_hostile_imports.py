@@ -320,6 +320,7 @@ def test_regular_expressions_end_with_the_process_and_are_not_stored(
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_a_rank_beyond_that_of_jobs_is_refused(service: Service, adapter: Path) -> None:
     service.conversion.seconds = 300
     rank = MAX_LORA_RANK + 1

@@ -16,6 +16,7 @@ from tests.support.models.conversion import ADAPTER
 from tests.support.objects.files import tar_of
 from tests.support.objects.object_invariants import check_objects
 from tests.support.objects.object_server import ObjectServer
+from tests.support.repeats import variants
 from tests.support.service.in_process import LINES, Service, jsonl
 from tuneship.store.database import tables
 from tuneship.store.files.object_blobs import PART_BYTES
@@ -106,7 +107,7 @@ def away(object_server: ObjectServer, proxy: SwallowingProxy, how: str) -> Itera
 
 
 @pytest.mark.parametrize("away_s", [0, pytest.param(60, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("how", ["killed", "cut off"])
+@pytest.mark.parametrize("how", variants(["killed", "cut off"]))
 def test_a_bucket_that_is_lost_in_the_middle_of_uploads_leaves_nothing_in_half(
     start: Callable[..., Service],
     object_server: ObjectServer,

@@ -12,7 +12,7 @@ from tuneship.service.recovery import recover
 from tuneship.store.database import rows, tables
 from tuneship.store.files.quarantine import SET_ASIDE
 
-pytestmark = pytest.mark.both_databases
+pytestmark = pytest.mark.both_databases(postgres="soak")
 ITEM = {
     "id", "name", "version", "description", "parameters", "context_length",
     "supported_fine_tuning", "base_model", "fine_tuning_job_id", "created_at",

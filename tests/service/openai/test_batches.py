@@ -14,7 +14,7 @@ from tests.service.openai.conftest import ENDPOINT
 from tests.support.openai.openai_clients import blocking
 from tests.support.service.in_process import ANSWER, Service, jsonl
 
-pytestmark = pytest.mark.both_databases
+pytestmark = pytest.mark.both_databases(postgres="soak")
 
 SECRET = "zq planted text 7731"
 CHAT = "/v1/chat/completions"

@@ -16,7 +16,7 @@ from tuneship.service.models.hyperparameters import usual_rate
 from tuneship.service.openai import result_files
 from tuneship.store.records import job_records
 
-pytestmark = pytest.mark.both_databases
+pytestmark = pytest.mark.both_databases(postgres="soak")
 
 SECRET = "zq planted text 7731"
 TALKS = [

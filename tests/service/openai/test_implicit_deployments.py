@@ -12,7 +12,7 @@ from tests.support.openai.batches import batch, ended, lines_of, request, upload
 from tests.support.openai.openai_clients import blocking
 from tests.support.service.in_process import ANSWER, Service
 
-pytestmark = pytest.mark.both_databases
+pytestmark = pytest.mark.both_databases(postgres="soak")
 
 MESSAGES: Any = [{"role": "user", "content": "senile cataract"}]
 

@@ -18,7 +18,7 @@ from tests.support.service.in_process import Service
 from tuneship.contract.openai.webhooks import EVENT_TYPES
 from tuneship.events.delivery import DeliveryTiming
 
-pytestmark = pytest.mark.both_databases
+pytestmark = pytest.mark.both_databases(postgres="soak")
 
 LOCAL: dict[str, Any] = {
     "webhook_allow_cidrs": ["127.0.0.0/8"],

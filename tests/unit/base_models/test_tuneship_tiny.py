@@ -123,6 +123,7 @@ def test_folding_the_gains_back_changes_no_bit_of_the_logits(model):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_the_script_makes_a_model_of_the_shipped_shape(model, tmp_path):
     script = ROOT / "scripts" / "make_base_model.py"
     subprocess.run([sys.executable, script, "--steps", "2", "--output", tmp_path], check=True)

@@ -76,6 +76,7 @@ def test_a_candidate_that_fails_a_fifth_of_its_requests_is_rolled_back_in_about_
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_nine_of_ten_demo_runs_keep_to_the_demo_s_time() -> None:
     good = sorted(seconds_to_the_end(0.0, Verdict.BAKED, runs=50, first=1000))
     bad = sorted(seconds_to_the_end(0.2, Verdict.ROLLBACK, runs=50, first=2000))

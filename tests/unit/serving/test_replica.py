@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.repeats import variants
 from tests.support.waiting import until
 from tests.unit.serving.conftest import ENDLESS_TOKENS, PATIENCE_S, spawn
 from tuneship.serving.engine import Engine, EngineLimits
@@ -79,15 +80,18 @@ def test_one_frame_a_step_carries_the_tokens_of_all_requests(wire: Wire) -> None
 
 @pytest.mark.parametrize(
     "frame",
-    [
-        {"op": "dance"},
-        {"op": "load", "adapter": "a"},
-        {**GENERATE, "tokens": [1.5]},
-        {**GENERATE, "tokens": "abc"},
-        {**GENERATE, "adapter": ["a"]},
-        {**GENERATE, "seed": {}},
-        {**GENERATE, "max_tokens": None},
-    ],
+    variants(
+        [
+            {"op": "dance"},
+            {**GENERATE, "tokens": [1.5]},
+            {**GENERATE, "adapter": ["a"]},
+            {"op": "load", "adapter": "a"},
+            {**GENERATE, "tokens": "abc"},
+            {**GENERATE, "seed": {}},
+            {**GENERATE, "max_tokens": None},
+        ],
+        each_commit=3,
+    ),
 )
 def test_a_frame_that_makes_no_sense_is_answered_and_harms_nobody(
     wire: Wire, frame: dict[str, object]

@@ -72,6 +72,7 @@ def test_an_offline_run_of_wandb_is_read_back_and_replaced_when_it_is_written_ag
     assert "a" * 64 in config["datasets"]
 
 
+@pytest.mark.soak
 def test_no_tracker_tells_its_maker_that_it_is_used(tmp_path: Path) -> None:
     """Ask the libraries themselves, outside of the tests' environment, in which they would be silent anyway."""
     program = (

@@ -118,7 +118,8 @@ def test_a_job_has_no_more_processes_than_rows_in_a_batch(make_job: "JobMaker") 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.soak), 1])
+@pytest.mark.soak
+@pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_ends_the_others_and_the_job_resumes_to_the_same_bits(
     make_job: "JobMaker", whole_pair: "Job", tmp_path: Path, victim: int
 ) -> None:

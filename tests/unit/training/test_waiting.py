@@ -122,6 +122,7 @@ def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("notes")
 
 
+@pytest.mark.soak
 def test_nothing_of_a_tenant_is_read_before_the_order_and_all_is_imported_by_then(
     make_job: "JobMaker", tiny_model: Path, tmp_path: Path, notes: Path
 ) -> None:

@@ -48,6 +48,7 @@ def test_a_tenant_with_many_jobs_does_not_hold_up_the_others(database: Database)
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_ten_thousand_jobs_of_a_hundred_tenants_start_in_the_order_of_turns(
     database: Database,
 ) -> None:
