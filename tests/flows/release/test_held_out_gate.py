@@ -15,7 +15,6 @@ from flows.release.result import ReleaseResult
 from flows.shared.errors import BadInput
 from flows.tune_and_deploy import tune_and_deploy
 from tests.support.fakes.proxy import Exchange, refused
-from tests.support.repeats import variants
 from tests.support.service.evaluations import PLANTED, PlayedAnswers, rows
 from tests.support.service.in_process import Service, jsonl
 from tests.system.faults.stage import Stage
@@ -142,7 +141,8 @@ def test_an_equal_model_is_promoted_with_its_numbers(stage: Releases, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("choice", "outcome"), variants([("hold", "rejected"), ("continue", "promoted")])
+    ("choice", "outcome"),
+    [("hold", "rejected"), pytest.param("continue", "promoted", marks=pytest.mark.soak)],
 )
 def test_examples_that_cannot_decide_hold_as_the_release_says(
     stage: Releases, tmp_path: Path, choice: str, outcome: str
