@@ -9,6 +9,7 @@ from tests.support.service.console import Markup, signed_in
 from tests.support.service.in_process import Service
 from tests.support.service.releases import (
     QUESTION,
+    ROLLOUT,
     PlayedPipeline,
     asked,
     begun,
@@ -148,6 +149,15 @@ def test_texts_of_a_pipeline_are_shown_as_they_are(service: Service) -> None:
         page = page_of(service, pipeline)
         assert " ".join(text[:200].split()) in " ".join(page.text.split())
         assert not [tag for tag, _ in page.tags if tag in ("img", "iframe", "object", "embed")]
+
+
+def test_a_record_with_odd_values_is_shown(service: Service) -> None:
+    pipeline = PlayedPipeline(service, "one", kind="rollout")
+    line = line_of(begun("dep_" + "1" * 24, "dep_" + "2" * 24))
+    line["plan"] = {"steps": {"a": 1}, "bake_looks": [1], "approval": None}
+    pipeline.tell(ROLLOUT, line)
+    pipeline.own("job", id="ft_x")
+    assert "The rollout begins" in page_of(service, pipeline).text
 
 
 def test_a_chart_cuts_evidence_and_draws_harm_only_where_there_is_some(service: Service) -> None:
