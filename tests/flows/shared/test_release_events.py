@@ -226,6 +226,19 @@ def test_two_senders_store_each_line_once(service: ReleaseService, rollout: Reco
     first.join(PATIENCE_S)
 
 
+def test_a_sender_that_is_behind_another_one_numbers_its_lines_as_the_file(
+    service: ReleaseService, rollout: RecordFile
+) -> None:
+    rollout.append(*FACTS[:5])
+    until(lambda: is_complete(service, rollout.path))
+    die()
+    first_two = b"".join(rollout.path.read_bytes().splitlines(keepends=True)[:2])
+    publish(rollout.path, len(first_two), [""])
+    finish()
+    rollout.append(*FACTS[5:])
+    until(lambda: is_complete(service, rollout.path))
+
+
 def test_a_service_that_was_restored_from_a_backup_gets_what_it_lost(
     service: ReleaseService, own: ReleaseRecord
 ) -> None:
