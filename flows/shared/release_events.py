@@ -140,9 +140,8 @@ class ReleaseSender(threading.Thread):
             self._refuse(record, error.sent_code)
         except TuneshipError as error:
             return self._pause(error)
-        except (
-            RuntimeError
-        ):  # the client is closed: the process ends, or works with another service
+        except RuntimeError:
+            # The client is closed: the process ends, or works with another service.
             self._is_over = True
             return False
         except Exception as error:  # noqa: BLE001 - the record is kept here, and no copy of it may stop a release
