@@ -192,6 +192,8 @@ class ReleaseSender(threading.Thread):
                 rest = record.lines(record.sent)
             else:
                 raise ValueError("the service does not go on")
+        if record.is_waiting:
+            raise ValueError("the file has lost lines")
 
     def _announce(self, record: _PublishedRecord) -> None:
         first = record.lines()[0]

@@ -307,6 +307,17 @@ def test_looks_are_sent_together_and_a_split_takes_them_along(
     assert len(service.sizes) < 50
 
 
+def test_a_file_that_lost_lines_is_given_up(
+    service: ReleaseService, own: ReleaseRecord, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_own(own, 0, 2)
+    until(lambda: is_complete(service, own.path))
+    publish(own.path, own.path.stat().st_size + 10, [""])
+    finish()
+    assert [one.message for one in caplog.records if "does not get" in one.message]
+    assert len(service.sizes) <= 2
+
+
 def test_a_line_that_cannot_be_read_or_sent_keeps_its_place(
     service: ReleaseService, own: ReleaseRecord
 ) -> None:
