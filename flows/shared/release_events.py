@@ -64,9 +64,10 @@ class _PublishedRecord:
             return file.read(self.written - start).split(b"\n")[:-1]
 
     def move_to(self, line: int) -> None:
-        """Go on with this line. Raises OSError."""
-        self.next_line = line
-        self.sent = sum(len(one) + 1 for one in self.lines()[: line - 1])
+        """Go on with this line, or where the known ones end. Raises OSError."""
+        before = self.lines()[: line - 1]
+        self.next_line = len(before) + 1
+        self.sent = sum(len(one) + 1 for one in before)
 
 
 @dataclass(frozen=True)
@@ -139,9 +140,8 @@ class ReleaseSender(threading.Thread):
             self._refuse(record, error.sent_code)
         except TuneshipError as error:
             return self._pause(error)
-        except (
-            RuntimeError
-        ):  # the client is closed: the process ends, or works with another service
+        except RuntimeError:
+            # The client is closed: the process ends, or works with another service.
             self._is_over = True
             return False
         except Exception as error:  # noqa: BLE001 - the record is kept here, and no copy of it may stop a release
@@ -192,6 +192,8 @@ class ReleaseSender(threading.Thread):
                 rest = record.lines(record.sent)
             else:
                 raise ValueError("the service does not go on")
+        if record.is_waiting:
+            raise ValueError("the file has lost lines")
 
     def _announce(self, record: _PublishedRecord) -> None:
         first = record.lines()[0]

@@ -20,15 +20,8 @@ _GATE = ("name", "state", "value", "limit")
 _OWN_FIELDS = {
     "begun": ("flow_run_id", "endpoint_id"),
     "release": ("digest",),
-    "data": (
-        "dataset_id",
-        "validation_dataset_id",
-        "content",
-        "training_examples",
-        "validation_examples",
-        "duplicates",
-    ),
-    "job": ("id", "dataset_id"),
+    "data": ("dataset_id", "validation_dataset_id", "training_examples", "validation_examples"),
+    "job": ("id",),
     "trained": ("id",),
     "training_gates": ("decision", "reason", "gates"),
     "question": ("question", "asks", "until"),

@@ -16,7 +16,7 @@ from tests.flows.shared.test_release_events import FACTS, OWN, die
 from tests.support.service.in_process import Service
 from tests.support.waiting import until
 from tuneship.client import Client
-from tuneship.contract.releases import ReleaseAnswer
+from tuneship.contract.releases import ReleaseAnswer, ReleaseStatus
 from tuneship.gates.record import ApprovalAnswered, ApprovalAsked, Ended
 from tuneship.prefect.connection import api, connect, disconnect
 from tuneship.settings import ClientSettings
@@ -53,7 +53,7 @@ def test_a_release_is_shown_stage_by_stage_and_its_questions_are_answered(
     add(own, "training_gates", decision="hold", reason="T8 enough data", gates=HELD)
     asked = {"question": "1f", "asks": ["T8 enough data"], "until": UNTIL.isoformat()}
     add(own, "question", **asked)
-    until(lambda: client.releases.list(status="waiting").releases)
+    until(lambda: client.releases.list(status=ReleaseStatus.WAITING).releases)
 
     (shown,) = client.releases.list().releases
     assert (shown.run_key, shown.model_name, shown.endpoint_name) == ("key 1", "notes", "shop")

@@ -226,6 +226,19 @@ def test_two_senders_store_each_line_once(service: ReleaseService, rollout: Reco
     first.join(PATIENCE_S)
 
 
+def test_a_sender_that_is_behind_another_one_numbers_its_lines_as_the_file(
+    service: ReleaseService, rollout: RecordFile
+) -> None:
+    rollout.append(*FACTS[:5])
+    until(lambda: is_complete(service, rollout.path))
+    die()
+    first_two = b"".join(rollout.path.read_bytes().splitlines(keepends=True)[:2])
+    publish(rollout.path, len(first_two), [""])
+    finish()
+    rollout.append(*FACTS[5:])
+    until(lambda: is_complete(service, rollout.path))
+
+
 def test_a_service_that_was_restored_from_a_backup_gets_what_it_lost(
     service: ReleaseService, own: ReleaseRecord
 ) -> None:
@@ -292,6 +305,17 @@ def test_looks_are_sent_together_and_a_split_takes_them_along(
     until(lambda: is_complete(service, rollout.path))
     assert max(service.sizes) == 100
     assert len(service.sizes) < 50
+
+
+def test_a_file_that_lost_lines_is_given_up(
+    service: ReleaseService, own: ReleaseRecord, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_own(own, 0, 2)
+    until(lambda: is_complete(service, own.path))
+    publish(own.path, own.path.stat().st_size + 10, [""])
+    finish()
+    assert [one.message for one in caplog.records if "does not get" in one.message]
+    assert len(service.sizes) <= 2
 
 
 def test_a_line_that_cannot_be_read_or_sent_keeps_its_place(

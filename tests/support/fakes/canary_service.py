@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
 EPOCH = datetime(2026, 1, 5, 8, 0, tzinfo=UTC)
@@ -138,7 +138,7 @@ class FakeService:
 
     # -- serving --
 
-    def __enter__(self) -> "FakeService":
+    def __enter__(self) -> Self:
         """Serve on a free port."""
         fake = self
 
