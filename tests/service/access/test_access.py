@@ -101,7 +101,8 @@ def test_presets_hold_what_their_role_needs() -> None:
     shipped = {
         f"{one}:write" for one in ("models", "deployments", "endpoints", "webhooks", "evaluations")
     }
-    assert PRESETS["operator"] - PRESETS["viewer"] == shipped | {"generate"}
+    assert PRESETS["operator"] - PRESETS["viewer"] == shipped | {"generate", "releases:decide"}
+    assert PRESETS["approver"] - PRESETS["viewer"] == {"releases:decide"}
     assert (PRESETS["inference"], PRESETS["auditor"]) == ({"generate"}, {"audit:read"})
     moved = {"datasets", "jobs", "deployments", "endpoints", "evaluations"}
     called = {f"{one}:{verb}" for one in moved for verb in ("read", "write")}
