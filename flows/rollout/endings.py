@@ -36,7 +36,7 @@ def finish_interrupted(split: RolloutSplit) -> Ended | None:
     if is_baked(record):
         try:
             return _promote_and_retire(split)
-        except PausedByPerson:
+        except PausedByPerson:  # the looks go on until somebody resumes it
             return None
     if record.step_marks() and last_intended(record) == 0:
         return roll_back(split, record.looks[-1].reason if record.looks else "shift_unconfirmed")

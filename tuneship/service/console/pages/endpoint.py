@@ -58,13 +58,6 @@ class EndpointView:
         """Who rolled the last rollout back."""
         return self.endpoint.reverted if isinstance(self.endpoint, CanaryEndpoint) else None
 
-    @property
-    def why_not_paused(self) -> str:
-        """Why nothing can be paused; empty where it can."""
-        if self.lease is None:
-            return "No rollout is in progress."
-        return "" if self.lease.pausable else "Its pipeline cannot be paused."
-
     def returns_in(self, now: datetime) -> timedelta:
         """How long until all traffic returns, unless the rollout goes on."""
         return max(self.lease.expires_at - now, timedelta())
