@@ -19,7 +19,7 @@ from rich.table import Table
 
 from tuneship.cli.common import fail, opened_installation, service_settings
 from tuneship.contract.common import render_time
-from tuneship.contract.declaring.scopes import PRESETS, SCOPES, UnknownScope, scopes_of
+from tuneship.contract.declaring.scopes import PRESETS, SCOPES, UnknownScope, in_short, scopes_of
 
 if TYPE_CHECKING:  # the light install has no service
     from tuneship.service.access.api_keys import Keys
@@ -89,7 +89,7 @@ def list_keys(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     for name in ("key", "client", "may", "state", "expires", "last used", "label"):
         table.add_column(name, no_wrap=name in UNWRAPPED, overflow="fold")
     for record in records:
-        may = _in_short(frozenset(record["scopes"]))
+        may = in_short(record["scopes"])
         dates = ((record[name] or "never")[:10] for name in ("expires_at", "last_used_at"))
         names = (record["key_id"], record["client_id"])
         table.add_row(*names, may, record["state"], *dates, record["label"])
@@ -179,14 +179,6 @@ def _text(moment: datetime | None) -> str | None:
     return None if moment is None else render_time(moment)
 
 
-def _in_short(scopes: frozenset[str]) -> str:
-    """The largest preset that the scopes contain, and the other scopes."""
-    held = [name for name in PRESETS if scopes >= PRESETS[name]]
-    best = max(held, key=lambda name: len(PRESETS[name]), default=None)
-    beyond = sorted(scopes - PRESETS[best]) if best else sorted(scopes)
-    return ", ".join([best, *beyond] if best else beyond)
-
-
 def _record(row: Mapping[str, Any]) -> dict[str, Any]:
     from tuneship.service.access.api_keys import is_in_force  # noqa: PLC0415 - the light install
 
@@ -217,5 +209,5 @@ def _show(keys: "Keys", key: str, as_json: bool, **more: str) -> None:
         return
     # The key alone goes to standard output, so that a shell can keep it in a variable.
     typer.echo(key)
-    may, end = _in_short(frozenset(record["scopes"])), record["expires_at"] or "never"
+    may, end = in_short(record["scopes"]), record["expires_at"] or "never"
     typer.echo(f"for {record['client_id']}: {may}; expires {end}. It is not shown again.", err=True)

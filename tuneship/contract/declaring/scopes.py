@@ -5,6 +5,8 @@ canary endpoints; `models:content` hands tuned models out.
 Next: `tuneship/service/access/api_keys.py`, `tuneship/cli/commands/keys.py`.
 """
 
+from collections.abc import Collection
+
 RESOURCES = (
     "datasets",
     "jobs",
@@ -77,3 +79,11 @@ def scopes_of(names: str) -> frozenset[str]:
             raise UnknownScope(name)
         found |= PRESETS.get(name, {name})
     return frozenset(found)
+
+
+def in_short(scopes: Collection[str]) -> str:
+    """The largest preset that the scopes contain, and the other scopes."""
+    held = [name for name, preset in PRESETS.items() if preset <= {*scopes}]
+    best = max(held, key=lambda name: len(PRESETS[name]), default=None)
+    beyond = sorted({*scopes} - PRESETS[best]) if best else sorted(scopes)
+    return ", ".join([best, *beyond] if best else beyond)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from tuneship.contract.declaring.scopes import in_short
 from tuneship.contract.deployments import DeploymentStatus
 from tuneship.contract.jobs import JobStatus
 
@@ -122,4 +123,4 @@ def short_id(identifier: str) -> str:
 
 
 # What templates write as `{{ value | day }}`.
-FILTERS = (clock, count, day, duration, number, percent, short_id)
+FILTERS = (clock, count, day, duration, in_short, number, percent, short_id)

@@ -5,7 +5,6 @@ from datetime import datetime
 
 from tuneship.contract.api_keys import ApiKey, list_api_keys
 from tuneship.contract.common import Offset, Pagination
-from tuneship.contract.declaring.scopes import PRESETS
 from tuneship.service.console.page import page
 from tuneship.service.console.page_client import PageClient
 
@@ -25,10 +24,6 @@ class KeysView:
             return "revoked"
         is_over = key.expires_at is not None and key.expires_at <= now
         return "expired" if is_over else "in force"
-
-    def preset_of(self, key: ApiKey) -> str | None:
-        """The preset with exactly the scopes of a key; None where there is none."""
-        return next((name for name, held in PRESETS.items() if held == {*key.scopes}), None)
 
 
 @page("/console/keys", at=("Operate", 2), name="Keys", needs=list_api_keys)
