@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from tests.support.payloads import SCRIPTS
 from tests.support.service.console import Browser, Markup, signed_in
+from tests.support.service.evaluations import evaluated
 from tests.support.service.in_process import Service, split
 from tests.support.service.world import World
 from tuneship.contract.datasets import DatasetStatus
@@ -215,6 +216,40 @@ def test_texts_of_users_are_shown_as_they_are(service: Service) -> None:
         assert not [
             tag for tag, _ in page.tags if tag in ("img", "iframe", "object", "embed", "base")
         ]
+
+
+def test_a_model_page_has_its_card_and_its_evaluations(service: Service) -> None:
+    held_out = service.dataset()
+    job = service.job(validation_dataset_id=held_out)
+    trainer = service.trainer_of(job)
+    trainer.start_of(2)
+    trainer.complete()
+    service.until(lambda: service.job_status(job) == "completed")
+    model = service.call("GET", f"/v1/fine-tuning/jobs/{job}").json()["fine_tuned_model"]
+    deployment = service.deployment("tuned", model_name=model)
+    other = evaluated(service, service.dataset(), service.deployment("base"))
+    made = evaluated(service, held_out, deployment)
+    browser = signed_in(service)
+    page = browser.open(f"/console/models/{model}").text
+    text = " ".join(Markup(page).text.split())
+    for shown in ("Ends of answers learnt99.0 %", "Compliance modenone", "stated here0 of 31"):
+        assert shown in text
+    assert f"tuneship models card {model}" in text
+    assert f"/console/datasets/{held_out}" in page
+    assert f"/console/evaluations/{made}" in page
+    assert other not in page
+    base = browser.open("/console/models/tuneship-tiny").text
+    assert other in base
+    assert 'id="h-card"' not in base
+    # Parts of the lineage may be gone, and may be hidden from a key.
+    scopes = frozenset({"models:read", "jobs:read"})
+    headers = service.key_headers("alice", scopes)
+    key = headers["Authorization"].removeprefix("Bearer ")
+    narrow = Browser(service)
+    narrow.post("/console/sign-in", {"client_id": "alice", "key": key})
+    hidden = narrow.open(f"/console/models/{model}").text
+    assert "Validation data" in hidden
+    assert f"/console/evaluations/{made}" not in hidden
 
 
 def test_a_query_that_no_page_has_is_refused_in_words(world: World) -> None:

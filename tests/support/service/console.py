@@ -83,3 +83,34 @@ class Markup(HTMLParser):
         """The addresses of links and forms within the console."""
         found = [one.get("href") or one.get("action") for _, one in self.tags]
         return [urlsplit(one).path for one in found if one and one.startswith("/console")]
+
+
+class Form(HTMLParser):
+    """The fields that a browser would send with the form of an action."""
+
+    def __init__(self, page: str, action: str) -> None:
+        super().__init__()
+        self.fields: dict[str, str] = {}
+        self._action, self._is_inside, self._select = action, False, ""
+        self._is_chosen = False
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        name, value = given.get("name") or "", given.get("value") or ""
+        if tag == "form":
+            self._is_inside = given.get("action") == self._action
+        elif tag == "select":
+            self._select = name
+        elif tag == "option":
+            self._is_chosen = self._is_inside and "selected" in given
+        elif (
+            tag == "input"
+            and self._is_inside
+            and (given.get("type") != "checkbox" or "checked" in given)
+        ):
+            self.fields[name] = value
+
+    def handle_data(self, data: str) -> None:
+        if self._is_chosen:
+            self.fields[self._select], self._is_chosen = data, False
