@@ -48,7 +48,7 @@ from tuneship.dossier.components import COMPONENTS, components_running
 from tuneship.gates.gate_result import GateResult
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.training.training_gates import TrainingVerdict
-from tuneship.gates.training.training_record import TrainingRecord
+from tuneship.gates.training.training_record import TrainingRecord, training_record
 from tuneship.host.durable import write_private
 from tuneship.prefect.connection import service_name
 from tuneship.prefect.waits import wait_for_deployment
@@ -386,21 +386,33 @@ def result_when_stopped(release: ReleaseParameters) -> ReleaseResult | None:
     if record is None:
         return None
     rollout = RolloutResult(outcome="aborted", reason="cancelled")
+    known: dict[str, Any] = {"job_id": record.made("job")}
+    gates: list[dict[str, Any]] = []
     begun = record.last("rollout")
+    if begun is None and record.training_file.is_file():
+        judged = training_record(record.training_file.read_text())
+        known["model"] = judged.job.fine_tuned_model
+        gates = [dataclasses.asdict(gate) for gate in judged.decide().gates]
     if begun is not None:
+        known |= begun.get("known", {})
+        gates = begun.get("gates", [])
+        rollout.notes = begun.get("notes", [])
         for file in records_in_use().of(CanaryPlan.model_validate(begun["plan"])):
             if not file.is_open:
                 rollout = result_of(file.record, [])
     candidate = record.made("candidate")
     card = report_folder(record) / CARD_FILE
-    return ReleaseResult(
-        **rollout.model_dump(),
-        model_card=str(card) if card.is_file() else None,
-        run_key=record.run_key,
-        record=str(record.path),
-        job_id=record.made("job"),
-        candidate_deployment_id=candidate,
-        candidate_deleted=candidate is not None and is_gone(candidate),
+    return ReleaseResult.model_validate(
+        rollout.model_dump()
+        | known
+        | {
+            "model_card": str(card) if card.is_file() else None,
+            "run_key": record.run_key,
+            "record": str(record.path),
+            "training_gates": gates,
+            "candidate_deployment_id": candidate,
+            "candidate_deleted": candidate is not None and is_gone(candidate),
+        }
     )
 
 

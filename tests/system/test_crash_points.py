@@ -20,18 +20,16 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.faults import invariants
-from tests.support.faults.crashes import (
+from tests.support.faults.crash_lives import (
     BATCHED,
     EVALUATED,
-    EVALUATION_POINTS,
     HISTORY,
-    OBJECT_POINTS,
-    POINTS,
     Order,
     opens,
     played_models,
     send,
 )
+from tests.support.faults.crashes import EVALUATION_POINTS, OBJECT_POINTS, POINTS
 from tests.support.objects.object_invariants import check_objects
 from tests.support.objects.object_server import ObjectServer
 from tests.support.repeats import repeats, variants

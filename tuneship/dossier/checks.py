@@ -267,8 +267,10 @@ def _card(members: Mapping[str, bytes], found: Findings) -> None:
 
 def _decided_as_result(card: ModelCard, result: dict[str, Any], found: Findings) -> None:
     names = ["run_key"]
-    # The result of a stopped release is made from its records after the clean-up, and knows neither model nor gates.
-    if result.get("report") or result.get("model") or result["training_gates"]:
+    # The card of a stopped release was written before the clean-up, and its result after that, from the records.
+    is_stopped = card.decisions is not None and card.decisions.outcome == "aborted"
+    is_known = result.get("model") or result["training_gates"]
+    if result.get("report") or (is_known and not is_stopped):
         names += ["outcome", "reason", "gate", "gates"]
         found.compare(f"{CARD}.model.id", card.model.id, result.get("model"), RESULT)
     # With the numbers as a card has them: what is not finite is null.

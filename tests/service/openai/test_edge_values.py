@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.service.openai.test_evals import CONFIG, NEAR, ROW, SAME, source_of
+from tests.support.openai.evals import CONFIG, NEAR, ROW, SAME, source_of
 from tests.support.service.evaluations import PlayedAnswers
 from tests.support.service.in_process import Service
 
