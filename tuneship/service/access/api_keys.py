@@ -40,7 +40,7 @@ KEY_PART = slice(4, 12)
 KEY_ID = slice(len("Bearer tsk_"), len("Bearer tsk_") + 8)
 # The longest that the hipaa mode accepts.
 FIRST_KEY_LIFETIME = timedelta(days=90)
-# What a person began in the console goes on for so long after the last sign-in; sessions end much earlier.
+# What a person began in the console may go on until then after the last sign-in; sessions end much earlier.
 PERSON_KEY_LIFETIME = timedelta(days=30)
 # No key has this hash.
 NO_SECRET = b""

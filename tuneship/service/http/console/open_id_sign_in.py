@@ -102,7 +102,7 @@ class OpenIdSignIn:
         return self._open_id
 
     def _cookie_name(self, request: Request) -> str:
-        # Not named like that of a session, by which a visit from another site is told apart.
+        # Not named like that of a session, which tells whether a visit came from another site.
         return cookie_name(self._boundary.parts.sessions, request).replace("tuneship", "openid")
 
     def _keep(self, request: Request, response: Response, value: str) -> None:
