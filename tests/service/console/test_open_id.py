@@ -146,6 +146,7 @@ def cookie_of(service: Service, browser: Browser) -> str:
     return browser.cookies[f"tuneship-{service.parts.sessions.installation}"]
 
 
+@pytest.mark.both_databases
 def test_an_action_of_a_person_stands_in_the_chain_with_the_person(
     service: Service, provider: FakeOpenIdProvider
 ) -> None:
@@ -479,6 +480,7 @@ def test_a_session_of_a_person_ends(
     assert browser.open("/console").status_code == 200
 
 
+@pytest.mark.both_databases
 def test_a_person_has_one_key_that_nobody_can_use_and_the_newest_rights(
     service: Service, provider: FakeOpenIdProvider
 ) -> None:

@@ -8,7 +8,6 @@ import asyncio
 import json
 import logging
 import secrets
-import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -19,6 +18,7 @@ import httpx
 from authlib.common.urls import add_params_to_uri
 
 from tuneship.contract.errors import AuthenticationError, InternalError
+from tuneship.host.operator_files import secret_in, trust_in
 from tuneship.host.startup import StartupError
 from tuneship.service.access.people_groups import GrantedRights, PeopleGroups
 from tuneship.settings import ConsoleSettings
@@ -71,12 +71,10 @@ class OpenId:
         if settings.oidc_groups_file is None:
             raise StartupError("TUNESHIP_OIDC_GROUPS_FILE is missing")
         self._groups = PeopleGroups(settings.oidc_groups_file)
-        self._secret = _secret_of(settings)
-        try:
-            self._tls = ssl.create_default_context(cafile=settings.oidc_ca_file)
-        except OSError as error:  # also one of TLS
-            text = f"TUNESHIP_OIDC_CA_FILE cannot be used: {type(error).__name__}"
-            raise StartupError(text) from None
+        self._tls = trust_in(settings.oidc_ca_file, "TUNESHIP_OIDC_CA_FILE")
+        self._secret = None
+        if (file := settings.oidc_client_secret_file) is not None:
+            self._secret = secret_in(file, "TUNESHIP_OIDC_CLIENT_SECRET_FILE")
         from tuneship.service.access import id_tokens  # noqa: PLC0415 - only where people sign in so
 
         self._tokens = id_tokens
@@ -273,16 +271,3 @@ def _refused(why: str) -> AuthenticationError:
 def _away() -> InternalError:
     text = "the provider of OpenID Connect does not answer: try again, or sign in by a key"
     return InternalError(text, status=503, retry_after=5)
-
-
-def _secret_of(settings: ConsoleSettings) -> str | None:
-    if settings.oidc_client_secret_file is None:
-        return None
-    try:
-        secret = settings.oidc_client_secret_file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        text = f"TUNESHIP_OIDC_CLIENT_SECRET_FILE cannot be read: {type(error).__name__}"
-        raise StartupError(text) from None
-    if not secret or not secret.isprintable():
-        raise StartupError("TUNESHIP_OIDC_CLIENT_SECRET_FILE does not hold a secret")
-    return secret

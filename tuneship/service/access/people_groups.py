@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import yaml
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field
 
 from tuneship.contract.common import StrictModel
 from tuneship.contract.declaring.scopes import UnknownScope, scopes_of
+from tuneship.host.operator_files import read_yaml
 from tuneship.host.startup import StartupError
 
 # As `tuneship keys create` takes them.
@@ -59,22 +59,7 @@ class PeopleGroups:
 
     def __init__(self, file: Path) -> None:
         """Read the file. Raises `GroupsFault`."""
-        try:
-            self._entries = _GroupsFile.model_validate(yaml.safe_load(file.read_text())).groups
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            # Of YAML's own text only the place: the rest repeats what the file holds.
-            mark = getattr(error, "problem_mark", None)
-            place = "" if mark is None else f", line {mark.line + 1}"
-            text = f"the file of groups {file}{place}: it cannot be read: {type(error).__name__}"
-            raise GroupsFault(text) from None
-        except ValidationError as error:
-            first = error.errors(include_input=False)[0]
-            path = "".join(
-                f"[{one}]" if isinstance(one, int) else f".{one}" for one in first["loc"]
-            )
-            place = path.removeprefix(".") or "the file"
-            message = first["msg"].removeprefix("Value error, ")
-            raise GroupsFault(f"the file of groups {file}: {place}: {message}") from None
+        self._entries = read_yaml(file, _GroupsFile, "file of groups", GroupsFault).groups
 
     def rights_of(self, groups: Collection[object]) -> GrantedRights | None:
         """The rights of somebody in these groups, as a provider sent them; None where no entry names any of them."""
