@@ -98,14 +98,14 @@ def test_a_person_signs_in_and_out_at_a_real_provider(
     window.picture("signed in")
     window.press("Sign out")
     window.press("Yes, sign me out")
-    window.wait_for_text("With the account of your organisation")
+    window.wait_for_text("With the account of your organization")
     assert window.address.startswith(f"{HOME}/console/sign-in")
     window.picture("signed out")
     # The provider asks again, too.
     sign_in(window, "ann")
     window.wait_for_text("signed in by OpenID Connect")
     service.clock.ahead = timedelta(minutes=16)
-    window.wait_for_text("With the account of your organisation")
+    window.wait_for_text("With the account of your organization")
 
 
 def test_a_person_of_no_group_is_refused(service: Service, window: Browser) -> None:

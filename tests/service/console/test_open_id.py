@@ -1,5 +1,6 @@
 """Sign-in by OpenID Connect: what a provider may say, and what of it is believed."""
 
+import functools
 import hashlib
 import hmac
 import html
@@ -22,12 +23,15 @@ from tests.support.service.console import Browser
 from tests.support.service.in_process import Service
 from tuneship.contract.declaring.scopes import PRESETS
 from tuneship.service.access import open_id
+from tuneship.service.access.audit_facts import AuditFacts
 from tuneship.service.access.open_id import OpenId
 from tuneship.service.access.people_groups import GroupsFault, PeopleGroups
+from tuneship.service.background_requests.answering import BackgroundCaller, kept_caller
+from tuneship.service.context.context import Context
 from tuneship.settings import ServiceSettings
 from tuneship.store.database import tables
 from tuneship.store.records import audit
-from tuneship.store.records.audit import AuditRecord, Chain
+from tuneship.store.records.audit import AuditRecord, Chain, Person
 
 BEGIN, END = "/console/sign-in/openid", "/console/sign-in/openid/end"
 GROUPS = """
@@ -600,3 +604,15 @@ def test_settings_of_a_provider_are_checked(tmp_path: Path, service: Service) ->
         with pytest.raises(Exception, match="cannot be") as raised:
             OpenId(settings, "", service.clock)
         assert "Fault" in type(raised.value).__name__ or "TUNESHIP_OIDC" in str(raised.value)
+
+
+def test_a_request_in_the_background_stands_for_the_person_who_began_it(service: Service) -> None:
+    person = Person("https://login.test", "u-1", "Ann Weber")
+    for who in (person, None):
+        facts = AuditFacts(key_id="k", person=who)
+        context = Context(service.parts, "alice", "req", audit_facts=facts)
+        # As it is stored, and read again.
+        kept = json.loads(json.dumps(kept_caller(context, is_private=True)))
+        caller = BackgroundCaller("alice", kept, "generate", "batch")
+        later = caller.context(functools.partial(Context, service.parts))
+        assert later.audit_facts.person == who
