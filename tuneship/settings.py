@@ -260,6 +260,53 @@ class ConsoleSettings(_Settings):
         description="A key may not promote the release that it announced itself: another one decides. In hipaa mode "
         "always.",
     )
+    oidc_issuer: str = Field(
+        default="",
+        description="A provider of OpenID Connect with which people sign in to the console, e.g. "
+        "`https://login.example.org/realms/clinic`; as the provider writes it. Default: none.",
+    )
+    oidc_client_id: str = Field(
+        default="", description="The name under which the provider knows this service."
+    )
+    oidc_client_secret_file: Path | None = Field(
+        default=None,
+        description="File with the secret that the provider gave this service; default: a client without a secret.",
+    )
+    oidc_groups_file: Path | None = Field(
+        default=None,
+        description="YAML file that says which tenant and scopes the groups of the provider have here "
+        "(docs/console.md).",
+    )
+    oidc_groups_claim: str = Field(
+        default="groups", min_length=1, description="The claim that holds a person's groups."
+    )
+    oidc_scopes: Hosts = Field(
+        default=("profile",),
+        description="Scopes that the provider is asked for, beside `openid`, separated by commas.",
+    )
+    oidc_ca_file: Path | None = Field(
+        default=None,
+        description="PEM file of the authority that signed the provider's certificate.",
+    )
+
+    @model_validator(mode="after")
+    def _check_oidc(self) -> Self:
+        if not self.oidc_issuer:
+            given = (self.oidc_client_secret_file, self.oidc_groups_file, self.oidc_ca_file)
+            if self.oidc_client_id or any(given):
+                raise ValueError("oidc_client_id and the other settings of it need oidc_issuer")
+            return self
+        place = urlsplit(self.oidc_issuer)
+        is_here = place.scheme == "http" and place.hostname in LOOPBACK
+        if not (place.scheme == "https" or is_here) or not place.hostname:
+            raise ValueError("oidc_issuer must begin with https:// and name a host")
+        if "@" in place.netloc or place.query or place.fragment:
+            raise ValueError("oidc_issuer must be an address only")
+        if not self.console:
+            raise ValueError("oidc_issuer needs the console")
+        if not self.oidc_client_id or self.oidc_groups_file is None:
+            raise ValueError("oidc_issuer needs oidc_client_id and oidc_groups_file")
+        return self
 
 
 class LimitSettings(_Settings):

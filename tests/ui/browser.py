@@ -74,12 +74,12 @@ NOT_YET = (
 class Browser:
     """One browser window, whose methods wait until the thing that they look for appears."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *flags: str) -> None:
         """Start Chromium; its profile, the driver's log and screenshots are written to `folder`."""
         chromium, driver = (shutil.which(name) for name in PROGRAMS)
         options = Options()
         options.binary_location = str(chromium)
-        for flag in (*FLAGS, f"--user-data-dir={folder / 'profile'}"):
+        for flag in (*FLAGS, *flags, f"--user-data-dir={folder / 'profile'}"):
             options.add_argument(flag)
         options.set_capability("goog:loggingPrefs", {"browser": "WARNING"})
         service = Service(executable_path=str(driver), log_output=str(folder / "driver.log"))

@@ -217,11 +217,11 @@ def browser(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @contextmanager
-def opened_window(folder: Path) -> Iterator[Browser]:
+def opened_window(folder: Path, *flags: str) -> Iterator[Browser]:
     """Open a window that has not signed in; skips the test where there is no Chromium."""
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing:
         pytest.skip(f"{' and '.join(missing)} not found (Debian: chromium, chromium-driver)")
-    window = Browser(folder)
+    window = Browser(folder, *flags)
     yield window
     window.close()

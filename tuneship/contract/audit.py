@@ -16,8 +16,18 @@ from tuneship.contract.declaring.verbs import C_co, Pages, Resource, Verb
 from tuneship.contract.errors import ResourceNotFound
 
 
+class AuditPerson(Reply):
+    """Somebody who signed in to the console by OpenID Connect; `subject` is the issuer's id of the person."""
+
+    issuer: str
+    subject: str
+    name: str
+
+
 class AuditEntry(Reply):
     """One answer of the service. `seq` numbers the rows of all tenants; `key_id` is the public part of the API key.
+
+    A person who signed in by OpenID Connect has a key, too, whose secret nobody holds.
 
     Generations have token counts. A streamed one has two entries: one at its start, one with the counts at its end.
     """
@@ -32,6 +42,7 @@ class AuditEntry(Reply):
     request_id: str
     prompt_tokens: int | None
     completion_tokens: int | None
+    person: AuditPerson | None = None
 
 
 class AuditPage(Reply):
@@ -77,6 +88,7 @@ def signed_text(seq: int, mac: str, at: str) -> bytes:
                     "request_id": REQUEST,
                     "prompt_tokens": 57,
                     "completion_tokens": 12,
+                    "person": None,
                 }
             ],
             "pagination": {"after": "NDcxMQ"},

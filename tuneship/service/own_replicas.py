@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import logging
-import ssl
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
@@ -15,6 +14,7 @@ from tuneship.agents.launchers import AgentSize, CannotLaunch, Launcher, Launche
 from tuneship.agents.local_agents import LocalAgents
 from tuneship.agents.ray_jobs import AgentJob, RayCluster, RayJobs
 from tuneship.host.machine import cache_share
+from tuneship.host.operator_files import secret_in, trust_in
 from tuneship.host.startup import StartupError
 from tuneship.processes.worker_protocol import Runtime
 from tuneship.replicas.engine_kinds import VLLM_ENGINE, VllmServer
@@ -128,18 +128,8 @@ def ray_jobs(settings: AgentSettings) -> RayJobs:
     """Make the launcher for the clusters of the settings. Raises `StartupError`."""
     if settings.ray_token_file is None:
         raise StartupError("TUNESHIP_RAY_TOKEN_FILE is missing")
-    try:
-        token = settings.ray_token_file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        text = f"TUNESHIP_RAY_TOKEN_FILE cannot be read: {type(error).__name__}"
-        raise StartupError(text) from error
-    if not token or not token.isascii() or not token.isprintable():
-        raise StartupError("TUNESHIP_RAY_TOKEN_FILE does not hold a token")
-    try:
-        verify = ssl.create_default_context(cafile=settings.ray_ca_file)
-    except OSError as error:  # also one of TLS
-        text = f"TUNESHIP_RAY_CA_FILE cannot be used: {type(error).__name__}"
-        raise StartupError(text) from error
+    token = secret_in(settings.ray_token_file, "TUNESHIP_RAY_TOKEN_FILE")
+    verify = trust_in(settings.ray_ca_file, "TUNESHIP_RAY_CA_FILE")
     clusters = [RayCluster(url.rstrip("/"), token, verify) for url in settings.ray_urls]
     size = AgentSize(settings.agent_cpus, settings.agent_gpus, settings.agent_memory_bytes)
     return RayJobs(clusters, AgentJob(settings.agent_command, settings.agent_ports, size))

@@ -457,7 +457,9 @@ def test_a_file_that_is_no_file_of_heads_is_not_cut(installed: Installation) -> 
 def test_the_audit_chain_is_written_out_and_no_cell_is_a_formula(installed: Installation) -> None:
     installed.json("create", "--client-id", "acme", "--scopes", "viewer")
     installed.json("create", "--client-id", "other", "--scopes", "viewer")
-    entry = audit.AuditRecord(datetime.now(UTC), "acme", "k", "=1+1", None, 200, "::1", "req")
+    person = {"issuer": "https://login.test", "subject": "=1", "name": "=2"}
+    what = ("acme", "k", "=1+1", None, 200, "::1", "req")
+    entry = audit.AuditRecord(datetime.now(UTC), *what, person=audit.Person(**person))
     with installed.database.write() as connection:
         installed.chain.add(connection, entry)
     installed.chain.link_all(installed.database)
@@ -469,6 +471,8 @@ def test_the_audit_chain_is_written_out_and_no_cell_is_a_formula(installed: Inst
         csv.DictReader(audit_command(installed, "export", "--format", "csv").stdout.splitlines())
     )
     assert [row["action"] for row in table] == ["create_key", "create_key", "'=1+1"]
+    assert [row["person"] for row in table][:2] == ["", ""]
+    assert json.loads(table[2]["person"]) == person
 
 
 @pytest.mark.slow

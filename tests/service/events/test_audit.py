@@ -309,7 +309,7 @@ def test_the_head_of_the_chain_is_signed_at_once(service: Service, tmp_path: Pat
 CHANGES: dict[str, Any] = {
     "at": NOW, "client_id": "bob", "key_id": "x", "action": "x", "resource_id": "x", "status": 404,
     "address": "x", "request_id": "x", "prompt_tokens": 1, "completion_tokens": 1,
-    "mac": bytes(32),
+    "person": {"issuer": "x", "subject": "x", "name": "x"}, "mac": bytes(32),
 }  # fmt: skip
 
 

@@ -31,10 +31,12 @@ class Browser:
         if self.cookies:
             headers["Cookie"] = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
         answer = self.service.call(method, path, None, headers=headers, **options)
-        for name, value in answer.cookies.items():
-            self.cookies.set(name, value)
-        if "max-age=0" in answer.headers.get("set-cookie", "").lower():
-            self.cookies.clear()
+        for text in answer.headers.get_list("set-cookie"):
+            name, _, value = text.partition(";")[0].partition("=")
+            if "max-age=0" in text.lower():
+                self.cookies = httpx.Cookies({k: v for k, v in self.cookies.items() if k != name})
+            else:
+                self.cookies.set(name, value)
         return answer
 
     def form_token(self) -> str:

@@ -140,6 +140,8 @@ def _whole_output() -> Generator[None]:
 
 def csv_cell(value: object) -> object:
     """A value for a spreadsheet, with a quote before text that it would run as a formula."""
+    if isinstance(value, dict):
+        return json.dumps(value)
     return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA_STARTS) else value
 
 

@@ -13,7 +13,7 @@ import secrets
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import cast
@@ -27,7 +27,7 @@ from tuneship.store.database.database import Database
 from tuneship.store.database.rows import Row
 from tuneship.store.database.tables import ApiKeyRow
 from tuneship.store.records import api_key_records
-from tuneship.store.records.audit import AuditRecord, Chain
+from tuneship.store.records.audit import AuditRecord, Chain, Person
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,10 @@ KEY_PART = slice(4, 12)
 KEY_ID = slice(len("Bearer tsk_"), len("Bearer tsk_") + 8)
 # The longest that the hipaa mode accepts.
 FIRST_KEY_LIFETIME = timedelta(days=90)
+# What a person began in the console may go on until then after the last sign-in; sessions end much earlier.
+PERSON_KEY_LIFETIME = timedelta(days=30)
+# No key has this hash.
+NO_SECRET = b""
 # People copy the key out of the file, so the old one stays good for a while after the new one is written.
 RENEW_BEFORE = timedelta(days=30)
 # A revocation takes effect within this time.
@@ -60,6 +64,8 @@ class Principal:
     scopes: frozenset[str]
     # The time from the key's creation to its expiry; None: it never expires.
     lifetime: timedelta | None = None
+    # The person that the key stands for, where nobody holds its secret.
+    person: Person | None = None
 
 
 def _checksum(text: str) -> str:
@@ -98,7 +104,8 @@ def is_in_force(row: Row | sa.RowMapping, moment: datetime) -> bool:
 
 def _principal(row: sa.RowMapping) -> Principal:
     lifetime = None if row["expires_at"] is None else row["expires_at"] - row["created_at"]
-    return Principal(row["client_id"], row["id"], frozenset(row["scopes"]), lifetime)
+    person = None if row["person"] is None else Person(**row["person"])
+    return Principal(row["client_id"], row["id"], frozenset(row["scopes"]), lifetime, person)
 
 
 class NoSuchKey(LookupError):
@@ -172,12 +179,50 @@ class Keys:
         self._add_audit_entry(connection, "create_key", client_id, key[KEY_PART])
         return key
 
+    def of_person(
+        self, connection: sa.Connection, client_id: str, scopes: frozenset[str], person: Person
+    ) -> Principal:
+        """The key that stands for a person of a tenant, made or renewed with the rights of this moment.
+
+        It has no secret, so that it lets nobody in. What the person began ends with it, as with any other key.
+        """
+        now, kept = self._clock(), asdict(person)
+        given = {
+            "scopes": sorted(scopes),
+            "label": f"signs in: {person.name}",
+            "created_at": now,
+            "expires_at": now + PERSON_KEY_LIFETIME,
+            "person": kept,
+        }
+        rows = api_key_records.of_people(connection, client_id)
+        same = [
+            row["id"]
+            for row in rows
+            if is_in_force(row, now)
+            and all(row["person"][name] == kept[name] for name in ("issuer", "subject"))
+        ]
+        identifier = same[0] if same else secrets.token_hex(4)
+        if not same:
+            row = {"id": identifier, "client_id": client_id, "secret_hash": NO_SECRET, **given}
+            api_key_records.add(connection, row)
+            self._add_audit_entry(connection, "create_key", client_id, identifier, person)
+        else:
+            api_key_records.change(connection, identifier, **given)
+        self._cache.pop(identifier, None)
+        return Principal(client_id, identifier, scopes, PERSON_KEY_LIFETIME, person)
+
     def _add_audit_entry(
-        self, connection: sa.Connection, action: str, client_id: str, identifier: str
+        self,
+        connection: sa.Connection,
+        action: str,
+        client_id: str,
+        identifier: str,
+        person: Person | None = None,
     ) -> None:
-        # Keys are created and ended on the host, not by a request, so there is no address.
-        entry = AuditRecord(self._clock(), client_id, identifier, action, identifier, 200, "", "")
-        self._chain.add(connection, entry)
+        # Keys are created and ended on the host, not by a request, so there is no address. That of a person is
+        # in the row `sign_in`.
+        what = (client_id, identifier, action, identifier, 200, "", "")
+        self._chain.add(connection, AuditRecord(self._clock(), *what, person=person))
 
     def listed(self) -> list[Row]:
         """Every key of every client, oldest first, with the hash of its secret."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuneship.contract.generation import Usage
+from tuneship.store.records.audit import Person
 
 # An id that the service made. Anything else in a path was chosen by somebody, and may be a name.
 OPAQUE_ID = re.compile(r"[a-z]{2,6}_[0-9a-z]{24}")
@@ -21,6 +22,8 @@ class AuditFacts:
     """The facts for one request's audit entry, as far as they are known yet."""
 
     key_id: str = ""
+    # Who signed in to the console, where it was a person and not a key.
+    person: Person | None = None
     address: str = ""
     action: str = ""
     is_change: bool = False

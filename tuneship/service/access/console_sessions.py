@@ -1,7 +1,8 @@
 """Sessions of the console, and the links that start one. Knows no HTTP framework.
 
 A cookie is 32 random bytes, of which only a digest is stored, as with API keys. A session can do what its key can do at
-this moment, and ends with it.
+this moment, and ends with it. Somebody who signs in by OpenID Connect gets a key that has no secret, so that such a
+session is like any other.
 """
 
 import hashlib
@@ -20,7 +21,7 @@ from tuneship.service.access.api_keys import Keys, Principal
 from tuneship.settings import ServiceSettings
 from tuneship.store.database.database import Database
 from tuneship.store.records import session_records
-from tuneship.store.records.audit import AuditRecord, Chain
+from tuneship.store.records.audit import NOBODY, AuditRecord, Chain, Person
 
 LINK_LIFETIME = timedelta(minutes=10)
 # A use is noted at most once in this time, and stored some seconds later. `log-off.js` tells of uses as often.
@@ -57,7 +58,7 @@ class Session:
     """A person who is signed in."""
 
     principal: Principal
-    # As the person gave it; empty after a link.
+    # As the person gave it, or the provider of a sign-in by OpenID Connect; empty after a link.
     name: str
     # What each form must bring back, so that no other site can send one.
     form_token: str
@@ -146,6 +147,43 @@ class ConsoleSessions:
         with self._database.write(client_id) as connection:
             return self._begin(connection, principal, person, origin)
 
+    def sign_in_person(
+        self, person: Person, client_id: str, scopes: frozenset[str], origin: SignInOrigin
+    ) -> str:
+        """The cookie of a new session of a person, whom a provider has named, with these rights."""
+        with self._database.write(client_id) as connection:
+            principal = self._keys.of_person(connection, client_id, scopes, person)
+            return self._begin(connection, principal, (person.name, False), origin)
+
+    def refuse_person(self, person: Person, origin: SignInOrigin) -> None:
+        """Record that a person may not sign in."""
+        with self._database.write_beside() as connection:
+            self._record(connection, "sign_in", (NOBODY, "", person), origin, 403)
+
+    def _record(
+        self,
+        connection: sa.Connection,
+        action: str,
+        who: tuple[str, str, Person | None],
+        origin: SignInOrigin,
+        status: int = 200,
+    ) -> None:
+        client_id, key_id, person = who
+        self._chain.add(
+            connection,
+            AuditRecord(
+                at=self._clock(),
+                client_id=client_id,
+                key_id=key_id,
+                action=action,
+                resource_id=None,
+                status=status,
+                address=origin.address,
+                request_id=origin.request_id,
+                person=person,
+            ),
+        )
+
     def _begin(
         self,
         connection: sa.Connection,
@@ -167,29 +205,9 @@ class ConsoleSessions:
                 "expires_at": now + self.rules.whole,
             },
         )
-        self._record(connection, "sign_in", (principal.client_id, principal.key_id), origin)
+        who = principal.client_id, principal.key_id, principal.person
+        self._record(connection, "sign_in", who, origin)
         return cookie
-
-    def _record(
-        self,
-        connection: sa.Connection,
-        action: str,
-        person: tuple[str, str],
-        origin: SignInOrigin,
-    ) -> None:
-        self._chain.add(
-            connection,
-            AuditRecord(
-                at=self._clock(),
-                client_id=person[0],
-                key_id=person[1],
-                action=action,
-                resource_id=None,
-                status=200,
-                address=origin.address,
-                request_id=origin.request_id,
-            ),
-        )
 
     def find(self, cookie: str, *, is_use: bool) -> Session:
         """The session of a cookie, whose use is noted if `is_use`. Raises `AuthenticationError` where it has ended."""
@@ -243,7 +261,10 @@ class ConsoleSessions:
         with self._database.write() as connection:
             row = session_records.end(connection, self._digest("cookie", cookie))
             if row is not None:
-                self._record(connection, "sign_out", (row["client_id"], row["key_id"]), origin)
+                principal = self._keys.principal_of(row["key_id"])
+                person = None if principal is None else principal.person
+                who = row["client_id"], row["key_id"], person
+                self._record(connection, "sign_out", who, origin)
 
 
 def _is_loopback(url: str) -> bool:

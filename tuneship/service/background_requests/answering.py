@@ -5,7 +5,7 @@ An error that may pass is tried again before it becomes the answer.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from tuneship.service.answers.failures import error_from_exception
 from tuneship.service.context.context import Context, NewContext
 from tuneship.service.generation.routed_run import RoutedRun
 from tuneship.store.database.identifiers import new_id
+from tuneship.store.records.audit import Person
 
 
 class BackgroundRequest(Protocol):
@@ -78,6 +79,7 @@ class BackgroundCaller:
             ),
             audit_facts=AuditFacts(
                 key_id=kept["key_id"],
+                person=None if kept.get("person") is None else Person(**kept["person"]),
                 address=kept["address"],
                 action=self.action,
                 path_id=self.resource_id,
@@ -92,6 +94,7 @@ def kept_caller(context: Context, *, is_private: bool) -> dict[str, Any]:
     lifetime = caller.key_lifetime
     return {
         "key_id": facts.key_id,
+        "person": None if facts.person is None else asdict(facts.person),
         "scopes": sorted(context.scopes),
         "address": facts.address,
         "is_private": is_private,

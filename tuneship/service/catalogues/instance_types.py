@@ -9,14 +9,14 @@ for each replica of a base model whose entry in the model catalogue names the ty
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from tuneship.agents.launchers import AgentSize
 from tuneship.contract.common import StrictModel
 from tuneship.host.machine import GIB, Machine
+from tuneship.host.operator_files import read_yaml
 from tuneship.service.catalogues.base_models import CataloguedModel, CatalogueFault
 from tuneship.settings import AgentSettings
 
@@ -126,17 +126,7 @@ class InstanceCatalogue:
 
 def read_file(file: Path) -> _File:
     """Read and check an instance catalogue. Raises `CatalogueFault`."""
-    try:
-        read = _File.model_validate(yaml.safe_load(file.read_text()))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise _fault(file, f"it cannot be read: {type(error).__name__}") from error
-    except ValidationError as error:
-        first: Any = error.errors()[0]
-        path = "".join(
-            f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]
-        )
-        raise _fault(file, f"{path.removeprefix('.') or 'the file'}: {first['msg']}") from error
-
+    read = read_yaml(file, _File, "instance catalogue", CatalogueFault)
     seen: set[str] = set()
     for number, entry in enumerate(read.instance_types):
         path = f"instance_types[{number}] ({entry.name})"

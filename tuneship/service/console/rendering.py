@@ -56,7 +56,9 @@ def link(address: str) -> str:
 
 def may(frame: PageFrame, action: str) -> bool:
     """Whether the session has the scope of an action's operation."""
-    scope = SERVED[ACTIONS[action].operation or action].operation.scope
+    declared = ACTIONS.get(action)
+    name = (declared.operation if declared else "") or action
+    scope = SERVED[name].operation.scope
     return frame.session is not None and scope in frame.session.principal.scopes
 
 

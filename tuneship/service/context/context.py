@@ -153,6 +153,7 @@ class Context:
                 request_id=self.request_id,
                 prompt_tokens=facts.prompt_tokens,
                 completion_tokens=facts.completion_tokens,
+                person=facts.person,
             ),
         )
 

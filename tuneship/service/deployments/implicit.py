@@ -64,6 +64,7 @@ def make_implicit(context: Context, model_name: str) -> str:
         context,
         audit_facts=AuditFacts(
             key_id=context.audit_facts.key_id,
+            person=context.audit_facts.person,
             address=context.audit_facts.address,
             action="create_implicit_deployment",
             is_change=True,

@@ -66,6 +66,7 @@ def context_of(
         ),
         audit_facts=AuditFacts(
             key_id=principal.key_id,
+            person=principal.person,
             address=address_of(request),
             action=operation.name,
             is_change=operation.is_change,

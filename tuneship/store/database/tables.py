@@ -66,6 +66,8 @@ class ApiKeyRow(TypedDict):
     expires_at: datetime | None
     revoked_at: datetime | None
     last_used_at: datetime | None
+    # The person, as in the audit trail, whose sessions at the console this key stands for: nobody holds its secret.
+    person: dict[str, str] | None
 
 
 api_keys = _table("api_keys", ApiKeyRow)
@@ -723,6 +725,7 @@ class SealedAuditRow(TypedDict):
     request_id: str
     prompt_tokens: int | None
     completion_tokens: int | None
+    person: dict[str, str] | None
     mac: bytes
 
 

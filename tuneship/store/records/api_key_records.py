@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -18,6 +19,12 @@ def find(connection: sa.Connection, identifier: str) -> sa.RowMapping | None:
 def all_of(connection: sa.Connection) -> list[Row]:
     """Every key of every client, oldest first."""
     return fetch_all(connection, sa.select(api_keys).order_by(api_keys.c.created_at, api_keys.c.id))
+
+
+def of_people(connection: sa.Connection, client_id: str) -> list[Row]:
+    """The keys of a tenant that stand for people who sign in."""
+    query = sa.select(api_keys).where(api_keys.c.client_id == client_id)
+    return fetch_all(connection, query.where(api_keys.c.person.is_not(None)))
 
 
 def ids_of(connection: sa.Connection) -> Sequence[str]:
@@ -37,6 +44,6 @@ def add(connection: sa.Connection, values: Row) -> None:
     connection.execute(sa.insert(api_keys).values(**values))
 
 
-def change(connection: sa.Connection, identifier: str, **values: datetime) -> None:
-    """Change times of a key."""
+def change(connection: sa.Connection, identifier: str, **values: Any) -> None:
+    """Change fields of a key."""
     connection.execute(sa.update(api_keys).where(api_keys.c.id == identifier).values(**values))

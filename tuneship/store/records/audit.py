@@ -2,8 +2,8 @@
 
 Each row is sealed over the row before: `mac_n = HMAC-SHA-256(key, mac_(n-1) || row_n)`, with a key that lies outside
 the database. A row that was changed, inserted or deleted breaks the chain from there on. Rows deleted from its end do
-not; signed heads that are kept elsewhere reveal those (`audit_heads.py`). Rows hold ids, codes of the service and
-counts, never free text.
+not; signed heads that are kept elsewhere reveal those (`audit_heads.py`). Rows hold ids, codes of the service, counts
+and the names of people who signed in, and no other text.
 
 On SQLite a row joins the chain in the transaction that writes it. On Postgres the writers of several tenants are at
 work at once, and a chain that each of them extended would make them wait for each other. There a row first lies in
@@ -46,6 +46,15 @@ NOBODY = ""
 
 
 @dataclass(frozen=True)
+class Person:
+    """Somebody who signed in by OpenID Connect: the issuer and its id of the person, and the name that it gave."""
+
+    issuer: str
+    subject: str
+    name: str
+
+
+@dataclass(frozen=True)
 class AuditRecord:
     """One request and the answer that the service is about to give."""
 
@@ -63,6 +72,8 @@ class AuditRecord:
     request_id: str
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    # None where a key was used. Last, since it is sealed only where there is one.
+    person: Person | None = None
 
 
 @dataclass(frozen=True)
@@ -170,8 +181,9 @@ class Chain:
         # UTC, microseconds, and the columns in the order of `AuditRecord`.
         moment: datetime = row["at"]
         at = moment.astimezone(UTC).isoformat(timespec="microseconds")
-        values = [row[name] for name in NAMES[1:]]
-        encoded = json.dumps([seq, at, *values], separators=(",", ":")).encode()
+        values = [row[name] for name in NAMES[1:] if name != "person" or row[name] is not None]
+        text = json.dumps([seq, at, *values], separators=(",", ":"), sort_keys=True)
+        encoded = text.encode()
         return hmac.digest(self._key, before + encoded, hashlib.sha256)
 
 

@@ -28,6 +28,12 @@ from tuneship.service.http.console.entry import (
     html,
 )
 from tuneship.service.http.console.live import Live
+from tuneship.service.http.console.open_id_sign_in import (
+    OPEN_ID,
+    OPEN_ID_END,
+    OpenIdSignIn,
+    open_id_of,
+)
 from tuneship.service.http.console.sign_in import SIGN_IN, SIGN_OUT, SignIn
 from tuneship.service.http.console.visits import Visits
 from tuneship.service.http.dialect import Dialect, json_response
@@ -45,7 +51,9 @@ Answer = Callable[[Request], Awaitable[Response]]
 
 
 def _routes(boundary: Boundary) -> Sequence[Route]:
-    visits, sign_in = Visits(boundary), SignIn(boundary)
+    visits, open_id = Visits(boundary), open_id_of(boundary)
+    sign_in = SignIn(boundary, open_id)
+    by_open_id = OpenIdSignIn(boundary, open_id, sign_in)
     live = Live(boundary, visits)
     generating = OperationEndpoint(boundary, SERVED[generate.name])
 
@@ -59,6 +67,8 @@ def _routes(boundary: Boundary) -> Sequence[Route]:
         *(route("GET", path, answer_asset) for path in assets().by_path),
         route("GET", SIGN_IN, _safe(sign_in.show)),
         route("POST", SIGN_IN, _safe(sign_in.sign_in)),
+        route("GET", OPEN_ID, _safe(by_open_id.begin)),
+        route("GET", OPEN_ID_END, _safe(by_open_id.end)),
         route("POST", SIGN_OUT, _safe(sign_in.sign_out)),
         route("GET", SESSION, _safe(sign_in.time_left)),
         route("POST", SESSION, _safe(sign_in.stay)),
@@ -107,7 +117,7 @@ def console() -> Dialect:
         prefix=PREFIX,
         authenticate=authenticate,
         routes=_routes,
-        open_paths=frozenset({SIGN_IN, *assets().by_path}),
+        open_paths=frozenset({SIGN_IN, OPEN_ID, OPEN_ID_END, *assets().by_path}),
         answer_headers=answer_headers,
         error_answer=_error_answer,
         unknown_route=lambda: ResourceNotFound("there is no such page"),

@@ -1,4 +1,4 @@
-"""Signs people in, by a link or by their key, and out."""
+"""Signs people in, by a link, by their key or by OpenID Connect, and out."""
 
 import asyncio
 from contextlib import suppress
@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from tuneship.contract.errors import ApiError, AuthenticationError
 from tuneship.service.access.console_sessions import Session, SignInOrigin
+from tuneship.service.access.open_id import OpenId
 from tuneship.service.console.rendering import PageFrame, own_page
 from tuneship.service.http.boundary import Boundary
 from tuneship.service.http.console.assets import assets
@@ -34,8 +35,8 @@ LONGEST_NAME = 64
 class SignIn:
     """The page for those who are not signed in, and what its forms do."""
 
-    def __init__(self, boundary: Boundary) -> None:
-        self._boundary = boundary
+    def __init__(self, boundary: Boundary, open_id: OpenId | None) -> None:
+        self._boundary, self._open_id = boundary, open_id
 
     async def show(self, request: Request) -> Response:
         """The page; a link's code is in its fragment, which the browser keeps for itself."""
@@ -46,13 +47,13 @@ class SignIn:
             session = await session_of(self._boundary, request, is_use=False)
         has_ended = has_cookie and session is None
         then = own_path(request.query_params.get("next", ""))
-        response = self._page(request, then, session=session, has_ended=has_ended)
+        response = self.page(request, then, session=session, has_ended=has_ended)
         if has_ended:
             # A change of the cookie also keeps browsers from bringing back a page that they have kept.
             set_cookie(sessions, request, response, "")
         return response
 
-    def _page(
+    def page(
         self,
         request: Request,
         then: str,
@@ -61,8 +62,15 @@ class SignIn:
         *,
         has_ended: bool = False,
     ) -> Response:
+        """The page for those who are not signed in, with what is wrong."""
         frame = PageFrame(assets().folder, self._boundary.parts.clock(), session)
-        text = own_page("sign-in.html", frame, then=then, problem=problem, has_ended=has_ended)
+        values = {
+            "then": then,
+            "problem": problem,
+            "has_ended": has_ended,
+            "has_open_id": self._open_id is not None,
+        }
+        text = own_page("sign-in.html", frame, **values)
         return html(request, text, 200 if problem is None else problem.status)
 
     async def sign_in(self, request: Request) -> Response:
@@ -71,7 +79,7 @@ class SignIn:
         check_origin(request)
         fields = await form_of(request)
         then, sessions = own_path(fields.get("next", "")), self._boundary.parts.sessions
-        origin = self._origin(request)
+        origin = self.origin(request)
         if (code := fields.get("code", "").strip()) != "":
             # Somebody who copies a link copies all of it.
             begin = partial(sessions.sign_in_by_link, code.rpartition("#")[2], origin)
@@ -80,37 +88,57 @@ class SignIn:
             person = name.strip()[:LONGEST_NAME], fields.get("looks_only") == "yes"
             key, client_id = fields.get("key", "").strip(), fields.get("client_id", "").strip()
             begin = partial(sessions.sign_in_by_key, key, client_id, person, origin)
-        limits = self._boundary.limits
-        source = source_of(request.client.host if request.client else "")
-        limits.count_sign_in(source).check()
+        self._boundary.limits.count_sign_in(remote_source(request)).check()
         try:
             cookie = await asyncio.to_thread(begin)
         except AuthenticationError as error:
-            # Only failures are limited: behind an address may be a whole hospital, with one stale program.
-            limits.count_failure(source)
-            if limits.count_audited_failure():
-                await asyncio.to_thread(record_failure, self._boundary, request)
-            return self._page(request, then, error)
+            return await self.refusal(request, then, error)
+        return await self.begun(request, RedirectResponse(then, 303), cookie)
+
+    def origin(self, request: Request) -> SignInOrigin:
+        """The origin of a request to sign in."""
+        is_here = is_local(self._boundary, request)
+        return SignInOrigin(address_of(request), request.state.request_id, is_here)
+
+    async def refusal(self, request: Request, then: str, error: ApiError) -> Response:
+        """The page for a sign-in that failed, which is counted and recorded."""
+        # Only failures are limited: behind an address may be a whole hospital, with one stale program.
+        limits = self._boundary.limits
+        limits.count_failure(remote_source(request))
+        if limits.count_audited_failure():
+            await asyncio.to_thread(record_failure, self._boundary, request)
+        return self.page(request, then, error)
+
+    async def begun(self, request: Request, response: Response, cookie: str) -> Response:
+        """The answer with which a session begins; the one that the browser had before ends."""
+        sessions = self._boundary.parts.sessions
         before = request.cookies.get(cookie_name(sessions, request))
         if before is not None:
-            await asyncio.to_thread(sessions.end, before, origin)
-        response = RedirectResponse(then, 303)
+            await asyncio.to_thread(sessions.end, before, self.origin(request))
         set_cookie(sessions, request, response, cookie)
         return response
+
+    def onward(self, request: Request, address: str) -> Response:
+        """A page from which the browser goes on by itself.
+
+        Coming from another site it would leave the strict cookie at home, and a form must not lead to another site.
+        """
+        frame = PageFrame(assets().folder, self._boundary.parts.clock())
+        return html(request, own_page("onward.html", frame, then=address))
 
     async def sign_out(self, request: Request) -> Response:
         """End the session."""
         check_token(request.state.session, await form_of(request))
         sessions = self._boundary.parts.sessions
         cookie = request.cookies[cookie_name(sessions, request)]
-        await asyncio.to_thread(sessions.end, cookie, self._origin(request))
-        response = RedirectResponse(SIGN_IN, 303)
+        await asyncio.to_thread(sessions.end, cookie, self.origin(request))
+        response: Response = RedirectResponse(SIGN_IN, 303)
+        if self._open_id is not None and request.state.principal.person is not None:
+            # Else the provider would let the next one at this browser in without a question.
+            address = await self._open_id.end_address(self._boundary.parts.public_url + SIGN_IN)
+            response = response if address is None else self.onward(request, address)
         set_cookie(sessions, request, response, "")
         return response
-
-    def _origin(self, request: Request) -> SignInOrigin:
-        is_here = is_local(self._boundary, request)
-        return SignInOrigin(address_of(request), request.state.request_id, is_here)
 
     async def time_left(self, request: Request) -> Response:
         """Answer in how many seconds the session ends, unused and in any case."""
@@ -125,3 +153,8 @@ class SignIn:
         """The same, for somebody who pressed a key: the request itself was noted as a use."""
         check_token(request.state.session, await form_of(request))
         return await self.time_left(request)
+
+
+def remote_source(request: Request) -> str:
+    """The address by which sign-ins are limited."""
+    return source_of(request.client.host if request.client else "")

@@ -34,6 +34,7 @@ def upgrade():
     sa.Column('expires_at', sa.DateTime(timezone=True), nullable=True),
     sa.Column('revoked_at', sa.DateTime(timezone=True), nullable=True),
     sa.Column('last_used_at', sa.DateTime(timezone=True), nullable=True),
+    sa.Column('person', sa.JSON(), nullable=True),
     sa.PrimaryKeyConstraint('id', name='pk_api_keys')
     )
     op.create_table('console_sessions',
@@ -67,6 +68,7 @@ def upgrade():
     sa.Column('request_id', sa.Text(), nullable=False),
     sa.Column('prompt_tokens', sa.BigInteger(), nullable=True),
     sa.Column('completion_tokens', sa.BigInteger(), nullable=True),
+    sa.Column('person', sa.JSON(), nullable=True),
     sa.Column('mac', sa.LargeBinary(), nullable=False),
     sa.PrimaryKeyConstraint('seq', name='pk_audit')
     )
@@ -538,6 +540,7 @@ def upgrade():
     sa.Column('request_id', sa.Text(), nullable=False),
     sa.Column('prompt_tokens', sa.BigInteger(), nullable=True),
     sa.Column('completion_tokens', sa.BigInteger(), nullable=True),
+    sa.Column('person', sa.JSON(), nullable=True),
     sa.Column('mac', sa.LargeBinary(), nullable=False),
     sa.PrimaryKeyConstraint('position', name='pk_unlinked_audit')
     )
