@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 from tests.support.models.conversion import ADAPTER
 from tests.support.service.evaluations import cancelled, evaluated
 from tests.support.service.in_process import ANSWER, LINES, Service, jsonl
+from tests.support.service.releases import asked, ended
 from tests.support.service.whole_api import BODIES, Own
 from tests.support.waiting import PATIENCE_S, until
 from tuneship.cli.declared import DeclaredVerb, resources, verbs_of
@@ -62,7 +63,9 @@ class Place:
                 evaluated(service, service.dataset(), self.deployment),
             ),
             "endpoint_id": service.endpoint("plain", self.deployment),
+            "release_id": asked(service, "asked").id,
         }
+        self.ended = ended(service, "ended").id
         self.cancelled = cancelled(service, service.dataset(), self.deployment)
         self.canary = service.canary("split", {self.deployment: 100})
         service.listen()
@@ -88,6 +91,8 @@ class Place:
         ids = self.ids | ({"endpoint_id": self.canary} if verb.group == "canary" else {})
         if verb.operation.name == "cancel_evaluation":
             ids |= {"evaluation_id": self.cancelled}
+        elif verb.operation.name == "delete_release":
+            ids |= {"release_id": self.ended}
         made = BODIES[verb.operation.name](self.own) if verb.operation.body_parameter else {}
         operation, file = verb.operation, self.file
         if operation.is_download:

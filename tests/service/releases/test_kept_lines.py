@@ -233,3 +233,13 @@ def test_a_look_is_a_point_of_each_chart() -> None:
     assert datetime.fromisoformat(point["at"]) == seen.at
     assert point["gates"]["error"][0] == pytest.approx(1.3)
     assert point_of({"kind": "ended"}) is None
+
+
+def test_numbers_and_ids_that_are_none_leave_the_state_as_it_is() -> None:
+    line = line_of(begun("dep_" + "1" * 24, "dep_" + "2" * 24))
+    line["plan"] |= {"baseline_deployment_id": [1], "candidate_deployment_id": {"a": 1}}
+    odd = folded(EMPTY, ROLLOUT, kept_line(ROLLOUT, line), NOON)
+    assert (odd.baseline_deployment_id, odd.candidate_deployment_id) == (None, None)
+    for weight in (-1, 101, 10**30):
+        kept = kept_line(ROLLOUT, line_of(SplitConfirmed(weight, NOON)))
+        assert folded(EMPTY, ROLLOUT, kept, NOON) == EMPTY

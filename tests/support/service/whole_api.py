@@ -13,6 +13,7 @@ from typing import Any
 import tuneship.service.all_handlers
 from tests.support.models.conversion import ARCHIVE
 from tests.support.service.in_process import LINES, jsonl
+from tests.support.service.releases import QUESTION
 from tuneship.contract.declaring.operation import DECLARED, JSON_LINES, Operation
 from tuneship.contract.releases import RECORD
 from tuneship.store.database.identifiers import new_id
@@ -89,7 +90,11 @@ BODIES: dict[str, Callable[[Own], dict[str, Any]]] = {
         "first_line": 1,
         "lines": [{"kind": "begun"}],
     },
-    "answer_release": lambda _: {"question": "q", "decision": "promote", "name": "A. Reviewer"},
+    "answer_release": lambda _: {
+        "question": QUESTION,
+        "decision": "promote",
+        "name": "A. Reviewer",
+    },
     "create_webhook": lambda _: {"url": "https://93.184.215.14/hook", "events": ["*"]},
     "update_webhook": lambda own: {"description": own.name},
     "rotate_webhook_secret": lambda _: {"overlap_hours": 1},

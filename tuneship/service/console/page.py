@@ -11,6 +11,7 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, cast, get_type_hints
@@ -79,13 +80,12 @@ def page(path: str, at: tuple[str, int] | None = None, name: str = "") -> Callab
     return declare
 
 
+@cache
 def all_pages() -> list[ConsolePage]:
     """Every page, those without parameters first."""
-    if not _PAGES:
-        for found in iter_modules(pages.__path__):
-            import_module(f"{pages.__name__}.{found.name}")
-        _PAGES.sort(key=lambda one: one.path.count("{"))
-    return _PAGES
+    for found in iter_modules(pages.__path__):
+        import_module(f"{pages.__name__}.{found.name}")
+    return sorted(_PAGES, key=lambda one: one.path.count("{"))
 
 
 def page_at(path: str) -> tuple[ConsolePage, dict[str, str]]:

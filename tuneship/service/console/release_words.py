@@ -5,7 +5,7 @@ The words of gates and reasons are those of the reports: `tuneship/gates/reports
 
 from collections.abc import Callable, Mapping, Sequence
 from math import exp, log
-from typing import Any
+from typing import Any, cast
 
 from tuneship.contract.releases import Release
 from tuneship.gates.record import Verdict
@@ -162,7 +162,7 @@ def _proven(look: Mapping[str, Any]) -> str:
     if needed:
         most = max(needed, key=lambda gate: gate["requests_to_proof"])
         name, more = gate_name(most["name"]), most["requests_to_proof"]
-        text += f" {name} needs about {more:,} more requests."
+        text += f" “{name}” needs about {more:,} more requests."
     return text
 
 
@@ -172,12 +172,19 @@ def line_in_words(line: Mapping[str, Any]) -> str:
     return says if isinstance(says, str) else says(line)
 
 
+def steps_of(plan: Mapping[str, Any]) -> list[int]:
+    """The steps of a recorded plan; none where the traffic decides."""
+    steps = plan.get("steps")
+    if not isinstance(steps, list):
+        return []
+    return [one for one in cast("list[Any]", steps) if isinstance(one, int)]
+
+
 def _begun(line: Mapping[str, Any]) -> str:
     if "plan" not in line:
         return "The run begins"
-    steps = line["plan"].get("steps", "auto")
-    weights = "" if steps == "auto" else f": {', '.join(map(str, steps))} %"
-    return f"The rollout begins{weights}"
+    steps = steps_of(line["plan"])
+    return "The rollout begins" + (f": {', '.join(map(str, steps))} %" if steps else "")
 
 
 def _ended(line: Mapping[str, Any]) -> str:

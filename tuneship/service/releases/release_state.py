@@ -87,7 +87,8 @@ class ReleaseState:
 
 def folded(state: ReleaseState, record: str, line: Mapping[str, Any], at: datetime) -> ReleaseState:
     """The state after one more kept line, which was stored `at` this time."""
-    if line["kind"] == "split_confirmed":
+    # A record is written by others, so that even a number of its plan may be anything.
+    if line["kind"] == "split_confirmed" and 0 <= line["candidate_weight"] <= 100:
         state = replace(state, candidate_percentage=line["candidate_weight"])
     if state.has_ended:
         return state
@@ -126,8 +127,8 @@ def _after_rollout_line(state: ReleaseState, line: Mapping[str, Any], at: dateti
             _going_on(state),
             stage="canary",
             endpoint_id=line["endpoint_id"] or state.endpoint_id,
-            baseline_deployment_id=plan.get("baseline_deployment_id"),
-            candidate_deployment_id=plan.get("candidate_deployment_id"),
+            baseline_deployment_id=_text(plan.get("baseline_deployment_id")),
+            candidate_deployment_id=_text(plan.get("candidate_deployment_id")),
         )
     elif kind == "resumed":
         state = _going_on(state)
@@ -143,6 +144,10 @@ def _after_rollout_line(state: ReleaseState, line: Mapping[str, Any], at: dateti
         is_whole = state.kind == "release"
         state = _answered(state, state.stage) if is_whole else _ended(state, line, at)
     return state
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _going_on(state: ReleaseState) -> ReleaseState:

@@ -110,10 +110,8 @@ class ReleaseView:
         reached: dict[int, datetime] = {}
         for weight, moment in self.splits:
             reached.setdefault(weight, moment)
-        planned: Any = self.plan.get("steps", [])
-        # With `steps: auto` the record has the steps as they were chosen.
-        weights: list[int] = [] if isinstance(planned, str) else planned
-        return [(weight, reached.get(weight)) for weight in sorted({*weights, *reached} - {0})]
+        weights = {*release_words.steps_of(self.plan), *reached} - {0}
+        return [(weight, reached.get(weight)) for weight in sorted(weights)]
 
     def stages(self, now: datetime) -> list[StageView]:
         """The rail: what is done, what is at work, and what will follow."""
@@ -121,7 +119,7 @@ class ReleaseView:
         if self.release.kind == "rollout":
             names = [one for one in names if one in _OF_ROLLOUTS]
         has_ended = self.release.status == "ended"
-        at = self._furthest(names) if has_ended else names.index(self.release.stage)
+        at = self._furthest(names) if has_ended else self._place(names)
         is_good = self.release.outcome == "promoted"
         made: list[StageView] = []
         for place, name in enumerate(names):
@@ -134,6 +132,9 @@ class ReleaseView:
                 state = ("proven" if is_good else "harm") if has_ended else "now"
             made.append(StageView(state, release_words.STAGES[name], self._note(name, state, now)))
         return made
+
+    def _place(self, names: list[str]) -> int:
+        return names.index(self.release.stage) if self.release.stage in names else 0
 
     def _furthest(self, names: list[str]) -> int:
         if self.release.outcome == "promoted":
@@ -202,7 +203,11 @@ class ReleaseView:
             "columns": [
                 [one.number for one in points],
                 proof,
-                [None if one is None else -one for one in harm],
+                # Where nothing speaks for harm, nothing is drawn.
+                [
+                    -(one or 0.0) if any(harm[max(0, at - 1) : at + 2]) else None
+                    for at, one in enumerate(harm)
+                ],
             ],
         }
 
