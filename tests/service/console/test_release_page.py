@@ -120,7 +120,7 @@ def test_only_who_may_decide_has_buttons(service: Service) -> None:
     assert "Decide" in overview.text
 
 
-def test_whoever_announced_it_does_not_promote_it_where_four_eyes_have_to(
+def test_the_announcing_key_does_not_promote_where_four_eyes_have_to(
     start: Callable[..., Service],
 ) -> None:
     service = start(four_eyes=True)

@@ -52,6 +52,7 @@ def test_a_run_is_announced_once(service: Service) -> None:
     assert [one["id"] for one in listed["releases"]] == [linked.id]
 
 
+@pytest.mark.both_databases
 def test_each_line_is_stored_once_whatever_is_sent_again(service: Service) -> None:
     pipeline = PlayedPipeline(service, "one")
     assert pipeline.post(OWN, 1, LINES[:2]).json()["next_line"] == 3
@@ -74,6 +75,7 @@ def test_each_line_is_stored_once_whatever_is_sent_again(service: Service) -> No
     assert pipeline.shown["records"] == {OWN: 5, ROLLOUT: 2}
 
 
+@pytest.mark.both_databases
 def test_two_senders_store_each_line_once(service: Service) -> None:
     pipeline = PlayedPipeline(service, "one")
     lines = [line_of(look(number, 40, 5)) for number in range(1, 41)]
@@ -122,6 +124,7 @@ def test_evidence_of_many_looks_is_shown_in_part_with_the_newest(service: Servic
     assert evidence["last_look"]["kept"] == ""
 
 
+@pytest.mark.both_databases
 def test_a_question_is_answered_and_closed_by_its_line(service: Service) -> None:
     pipeline = asked(service, "one")
     shown = pipeline.shown

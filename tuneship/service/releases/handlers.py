@@ -188,9 +188,8 @@ def _with_lines(
         kept = [without_comment(line) for line in kept]
         if not is_hipaa(row):
             _remove_comments(connection, row["id"])
-    for offset, line in enumerate(kept):
-        place = (record, number + offset)
-        release_records.add_line(connection, row["id"], place, context.now, line, point_of(line))
+    stored = [(line, point_of(line)) for line in kept]
+    release_records.add_lines(connection, row["id"], (record, number), context.now, stored)
     _announce(connection, before, after, context.now)
     return after
 

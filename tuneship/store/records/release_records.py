@@ -33,19 +33,28 @@ def of_run(connection: sa.Connection, client_id: str, run_key: str) -> ReleaseRo
     return next(iter(fetch_all(connection, query)), None)
 
 
-def add_line(
+def add_lines(
     connection: sa.Connection,
     release_id: str,
     place: tuple[str, int],
     at: datetime,
-    line: Mapping[str, Any],
-    point: Mapping[str, Any] | None,
+    lines: Sequence[tuple[Mapping[str, Any], Mapping[str, Any] | None]],
 ) -> None:
-    """Store the line at a place, its record and its number, which must be free."""
-    record, number = place
-    row = {"release_id": release_id, "record": record, "number": number, "at": at}
-    stored = {"kind": line["kind"], "line": _packed(line), "point": point}
-    connection.execute(sa.insert(release_lines).values(**row, **stored))
+    """Store lines, each with its point, from a place on: a record and a number. No line may stand there yet."""
+    record, first = place
+    made = [
+        {
+            "release_id": release_id,
+            "record": record,
+            "number": number,
+            "at": at,
+            "kind": line["kind"],
+            "line": _packed(line),
+            "point": point,
+        }
+        for number, (line, point) in enumerate(lines, first)
+    ]
+    connection.execute(sa.insert(release_lines), made)
 
 
 def lines_of(
