@@ -239,9 +239,10 @@ def publish_left(paths: Iterable[Path], now: datetime) -> None:
     try:
         left: list[tuple[Path, bytes]] = []
         for path in paths:
-            age = now.timestamp() - path.stat().st_mtime
-            if QUIET.total_seconds() <= age <= RECENT.total_seconds():
-                left.append((path, path.read_bytes()))
+            with suppress(OSError):  # a link that leads nowhere, or a file that was moved away
+                age = now.timestamp() - path.stat().st_mtime
+                if QUIET.total_seconds() <= age <= RECENT.total_seconds():
+                    left.append((path, path.read_bytes()))
         if not left:
             return
         releases = islice(_briefly(api()).releases.iterate(limit=100), NEWEST)

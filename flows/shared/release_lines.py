@@ -20,7 +20,10 @@ _GATE = ("name", "state", "value", "limit")
 _OWN_FIELDS = {
     "begun": ("flow_run_id", "endpoint_id"),
     "release": ("digest",),
-    "data": ("dataset_id", "validation_dataset_id", "training_examples", "validation_examples"),
+    "data": (
+        *("dataset_id", "validation_dataset_id"),
+        *("training_examples", "validation_examples", "duplicates"),
+    ),
     "job": ("id",),
     "trained": ("id",),
     "training_gates": ("decision", "reason", "gates"),
@@ -65,7 +68,9 @@ def sendable(path: Path, line: bytes) -> dict[str, Any]:
             gates = cast("list[dict[str, Any]]", gates)
             fact["gates"] = [{name: gate.get(name) for name in _GATE} for gate in gates]
         return fact
-    fact.pop("comment", None)
+    # A person's text, and buckets that nobody but a replay reads.
+    for name in ("comment", "kept"):
+        fact.pop(name, None)
     traffic = fact.get("plan", {}).get("traffic")
     if traffic is not None:
         traffic["prompts"] = ""

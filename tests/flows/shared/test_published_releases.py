@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from flows.release.record_file import ReleaseRecord
 from flows.rollout.record_file import RecordFile
@@ -31,7 +32,7 @@ def client(tmp_path: Path) -> Iterator[Client]:
     with Service(tmp_path / "data") as service:
         service.listen()
         key = service.headers["alice"]["Authorization"].removeprefix("Bearer ")
-        settings = ClientSettings(url=service.url, api_key=key, client_id="alice")
+        settings = ClientSettings(url=service.url, api_key=SecretStr(key), client_id="alice")
         connect(settings)
         yield api()
         die()

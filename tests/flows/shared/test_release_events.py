@@ -351,13 +351,12 @@ def test_the_guard_sends_what_a_dead_run_left_and_asks_for_nothing_else(
 
     publish_left(paths, datetime.now(UTC))
     assert service.release_calls == [], "its writer may be alive"
-    publish_left(paths, silent)
+    publish_left([Path("/nowhere"), *paths], silent)
     until(lambda: is_complete(service, *paths))
 
     service.release_calls.clear()
     publish_left(paths, silent)
     publish_left(paths, silent + timedelta(days=2))
-    publish_left([Path("/nowhere")], silent)
     service.refusal = Refusal(404, "resource_not_found")
     publish_left(paths, silent)
     finish()
