@@ -482,33 +482,6 @@ def renew_canary_lease(endpoint_id: CanaryEndpointId, renewal: LeaseRenewal) -> 
 
 @operation(
     "POST",
-    "/v1/canary-endpoints/{endpoint_id}/revert",
-    scope="releases:decide",
-    errors=((InvalidRequestError, 409),),
-    headers=("If-Match",),
-    example=Example(
-        {"a person decides": EXAMPLE_DECISION},
-        {
-            **EXAMPLE_CANARY,
-            "deployments": EXAMPLE_FALLBACK,
-            "version": 4,
-            "lease": None,
-            "reverted": EXAMPLE_DECIDED,
-        },
-    ),
-)
-def revert_canary_endpoint(
-    endpoint_id: CanaryEndpointId, decision: CanaryDecision
-) -> CanaryEndpoint:
-    """Roll back: end the rollout in progress and switch to its fallback at once (additive); 409 without a lease.
-
-    The event `canary_endpoint.reverted` has the reason `person`.
-    """
-    raise NotImplementedError
-
-
-@operation(
-    "POST",
     "/v1/canary-endpoints/{endpoint_id}/pause",
     scope="releases:decide",
     errors=((InvalidRequestError, 409),),
@@ -540,6 +513,33 @@ def resume_canary_endpoint(
     endpoint_id: CanaryEndpointId, decision: CanaryDecision
 ) -> CanaryEndpoint:
     """Let a paused rollout go on (additive); the version stays as it is. 409 where it is not paused."""
+    raise NotImplementedError
+
+
+@operation(
+    "POST",
+    "/v1/canary-endpoints/{endpoint_id}/revert",
+    scope="releases:decide",
+    errors=((InvalidRequestError, 409),),
+    headers=("If-Match",),
+    example=Example(
+        {"a person decides": EXAMPLE_DECISION},
+        {
+            **EXAMPLE_CANARY,
+            "deployments": EXAMPLE_FALLBACK,
+            "version": 4,
+            "lease": None,
+            "reverted": EXAMPLE_DECIDED,
+        },
+    ),
+)
+def revert_canary_endpoint(
+    endpoint_id: CanaryEndpointId, decision: CanaryDecision
+) -> CanaryEndpoint:
+    """Roll back: end the rollout in progress and switch to its fallback at once (additive); 409 without a lease.
+
+    The event `canary_endpoint.reverted` has the reason `person`.
+    """
     raise NotImplementedError
 
 

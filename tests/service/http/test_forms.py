@@ -33,7 +33,7 @@ DEPLOYMENT = DEPLOYMENT_CREATED | {
 }  # fmt: skip
 ENDPOINT = {
     "id", "name", "deployments", "url", "created_at", "updated_at", "status", "version", "lease",
-    "rollout_id", "large_keys",
+    "rollout_id", "large_keys", "paused", "reverted",
 }  # fmt: skip
 PAGINATION = {"total", "limit", "offset", "next_offset"}
 SECOND = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")

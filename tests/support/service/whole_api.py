@@ -50,7 +50,10 @@ class Own:
 
 def _split(own: Own) -> dict[str, Any]:
     members = [{"id": own.deployment, "traffic_percentage": 100}]
-    return {"deployments": members, "lease": {"seconds": 3600, "fallback": members}}
+    return {
+        "deployments": members,
+        "lease": {"seconds": 3600, "fallback": members, "pausable": True},
+    }
 
 
 BODIES: dict[str, Callable[[Own], dict[str, Any]]] = {
@@ -73,10 +76,10 @@ BODIES: dict[str, Callable[[Own], dict[str, Any]]] = {
     "update_endpoint": lambda own: {"deployment_id": own.deployment},
     "create_canary_endpoint": lambda own: {"name": f"{own.name}-canary", **_split(own)},
     "update_canary_endpoint": _split,
-    "renew_canary_lease": lambda _: {"seconds": 5},
-    "revert_canary_endpoint": lambda _: {"name": "Ann", "reason": "safety"},
+    "renew_canary_lease": lambda _: {"seconds": 600},
     "pause_canary_endpoint": lambda _: {"name": "Ann"},
     "resume_canary_endpoint": lambda _: {"name": "Ann"},
+    "revert_canary_endpoint": lambda _: {"name": "Ann", "reason": "safety"},
     "generate": lambda _: {"prompt": "a"},
     "generate_by_endpoint": lambda _: {"prompt": "a"},
     "embed": lambda _: {"input": "a"},
