@@ -311,6 +311,9 @@ def test_a_question_about_the_time_left_is_no_use_and_a_sign_of_life_is(service:
     assert answer.status_code == 403
     stays = browser.post("/console/session", {"form_token": token})
     assert 890 < stays.json()["idle"] <= 900
+    with service.database.read() as connection:
+        used_at = connection.scalar(sa.select(tables.console_sessions.c.used_at))
+    assert service.clock() - used_at < timedelta(seconds=10), "other members know it at once"
     browser.site = "same-site"
     assert browser.post("/console/session", {"form_token": token}).status_code == 403
 

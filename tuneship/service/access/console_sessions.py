@@ -254,7 +254,7 @@ class ConsoleSessions:
         # Only now, and only these: until it is stored a use is known here alone, and pages note more meanwhile.
         for digest, moment in used.items():
             if self._used.get(digest) == moment:
-                del self._used[digest]
+                self._used.pop(digest, None)
 
     def end(self, cookie: str, origin: SignInOrigin) -> None:
         """Sign a person out; nothing happens where the session is gone already."""

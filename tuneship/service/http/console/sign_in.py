@@ -152,6 +152,8 @@ class SignIn:
     async def stay(self, request: Request) -> Response:
         """The same, for somebody who pressed a key: the request itself was noted as a use."""
         check_token(request.state.session, await form_of(request))
+        # At once, so that the other members of a cluster know it, too.
+        await asyncio.to_thread(self._boundary.parts.sessions.store_uses)
         return await self.time_left(request)
 
 
