@@ -54,6 +54,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
         job = service.job(tags=tags, dataset_id=data)
         trainer = service.trainer_of(job)
         trainer.start_of(4)
+        other = service.job(model_name="other")
+        beside = service.trainer_of(other)
+        beside.start_of(4)
+        for step in (1, 2):
+            trainer.step(step, evaluated=True)
+            beside.step(step, loss=2.0, evaluated=True)
         old, new = service.deployment("baseline"), service.deployment("candidate", tags=tags)
         lease = {"seconds": 600, "fallback": [{"id": old, "traffic_percentage": 100}]}
         canary = service.canary("notes", {old: 75, new: 25})
@@ -70,6 +76,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
                 "",
                 "/jobs",
                 f"/jobs/{job}",
+                f"/jobs/{job}?with={other}",
+                f"/jobs/{job}/again",
                 "/datasets",
                 f"/datasets/{data}",
                 "/models",
@@ -81,7 +89,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
                 "/evaluations",
                 f"/playground?a={old}&b={new}",
             ],
-            "pair": (old, new),
             "job": job,
         }
 

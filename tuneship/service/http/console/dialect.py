@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from urllib.parse import quote
 
 from starlette.requests import Request
@@ -24,6 +25,7 @@ from tuneship.service.http.console.entry import (
     authenticate,
     check_token,
     html,
+    session_end,
 )
 from tuneship.service.http.console.live import Live
 from tuneship.service.http.console.sign_in import SIGN_IN, SIGN_OUT, SignIn
@@ -45,7 +47,7 @@ Answer = Callable[[Request], Awaitable[Response]]
 def _routes(boundary: Boundary) -> Sequence[Route]:
     visits, sign_in = Visits(boundary), SignIn(boundary)
     live = Live(boundary, visits)
-    generating = OperationEndpoint(boundary, SERVED[generate.name])
+    generating = OperationEndpoint(boundary, SERVED[generate.name], partial(session_end, boundary))
 
     async def generated(request: Request) -> Response:
         # The script of the page sends no form, but the operation's own body.
