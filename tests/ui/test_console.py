@@ -61,6 +61,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
         job = service.job(tags=tags, dataset_id=data)
         trainer = service.trainer_of(job)
         trainer.start_of(4)
+        other = service.job(model_name="other")
+        beside = service.trainer_of(other)
+        beside.start_of(4)
+        for step in (1, 2):
+            trainer.step(step, evaluated=True)
+            beside.step(step, loss=2.0, evaluated=True)
         old, new = service.deployment("baseline"), service.deployment("candidate", tags=tags)
         fallback = [{"id": old, "traffic_percentage": 100}, {"id": new, "traffic_percentage": 0}]
         lease = {"seconds": 600, "pausable": True, "fallback": fallback}
@@ -91,6 +97,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
                 f"/do/promote_release?release_id={release.id}&question={QUESTION}&then=/console",
                 "/jobs",
                 f"/jobs/{job}",
+                f"/jobs/{job}?with={other}",
+                f"/jobs/{job}/again",
                 "/datasets",
                 f"/datasets/{data}",
                 "/models",
@@ -108,7 +116,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
                 "/audit",
                 "/settings",
             ],
-            "pair": (old, new),
             "job": job,
         }
 

@@ -234,8 +234,10 @@ def test_a_refusal_stands_beside_its_field(playground: Playground) -> None:
     window.keys(Keys.CONTROL, Keys.ENTER)
     window.wait(lambda: "one JSON object" in window.evaluate(shown.format("more")) or None)
     assert window.evaluate(shown.format("max_tokens")) == ""
-    told = "[...document.querySelectorAll('.problem, .text')].map(one => one.textContent).join()"
-    assert SECRET not in window.evaluate(told)
+    refusals = (
+        "[...document.querySelectorAll('.problem, .text')].map(one => one.textContent).join()"
+    )
+    assert SECRET not in window.evaluate(refusals)
     window.complaints()  # the browser notes a refused request
 
 

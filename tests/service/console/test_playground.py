@@ -191,7 +191,8 @@ def test_without_a_session_there_is_no_answer(service: Service) -> None:
     assert service.engines.asked == []
 
 
-def test_a_key_that_ends_ends_its_answers(service: Service) -> None:
+@pytest.mark.parametrize("ending", ["key", "session"])
+def test_an_answer_ends_with_its_key_and_its_session(service: Service, ending: str) -> None:
     headers = service.key_headers("alice")
     key = headers["Authorization"].removeprefix("Bearer ")
     browser = Browser(service)
@@ -206,7 +207,10 @@ def test_a_key_that_ends_ends_its_answers(service: Service) -> None:
     with httpx.stream("POST", path, json=body, headers=sent | site, trust_env=False) as answer:
         lines = answer.iter_lines()
         assert "text" in json.loads(next(lines))
-        service.keys.revoke(key[4:12])
+        if ending == "key":
+            service.keys.revoke(key[4:12])
+        else:
+            browser.post("/console/sign-out", {"form_token": token})
         assert json.loads([*lines][-1])["error"]["code"] == "authentication_error"
     service.engines.may_go_on.set()
 

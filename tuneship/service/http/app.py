@@ -9,7 +9,7 @@ chain, counts towards the rate limit like any other request. The values are read
 import asyncio
 import hashlib
 import re
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -94,8 +94,17 @@ async def _unknown_route(routes: Sequence[Route], request: Request, error: Excep
 class OperationEndpoint:
     """Reads the requests of one operation, and writes the answers."""
 
-    def __init__(self, boundary: Boundary, bound: BoundOperation) -> None:
-        """Answer calls of one operation, which has a handler."""
+    def __init__(
+        self,
+        boundary: Boundary,
+        bound: BoundOperation,
+        end_of: Callable[[Request], Coroutine[Any, Any, ApiError]] | None = None,
+    ) -> None:
+        """Answer calls of one operation, which has a handler.
+
+        `end_of` returns, when the caller may not read on, the error that a stream ends with; by default its key's end.
+        """
+        self._end_of = end_of
         self._operation = bound.operation
         self._boundary = boundary
         self._settings = boundary.parts.settings
@@ -130,7 +139,8 @@ class OperationEndpoint:
             response.headers.update(answer.headers)
             return response
         if isinstance(answer.content, Stream):
-            return StreamResponse(context, answer.content, answer.slot, answer.key_end)
+            end = answer.key_end if self._end_of is None else partial(self._end_of, request)
+            return StreamResponse(context, answer.content, answer.slot, end)
         return DownloadResponse(context, answer.content, answer.slot, answer.key_end)
 
     @asynccontextmanager

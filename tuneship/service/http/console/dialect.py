@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from urllib.parse import quote
 
 from starlette.requests import Request
@@ -26,6 +27,7 @@ from tuneship.service.http.console.entry import (
     authenticate,
     check_token,
     html,
+    session_end,
 )
 from tuneship.service.http.console.live import Live
 from tuneship.service.http.console.open_id_sign_in import (
@@ -55,7 +57,7 @@ def _routes(boundary: Boundary) -> Sequence[Route]:
     sign_in = SignIn(boundary, open_id)
     by_open_id = OpenIdSignIn(boundary, open_id, sign_in)
     live = Live(boundary, visits)
-    generating = OperationEndpoint(boundary, SERVED[generate.name])
+    generating = OperationEndpoint(boundary, SERVED[generate.name], partial(session_end, boundary))
 
     async def generated(request: Request) -> Response:
         # The script of the page sends no form, but the operation's own body.

@@ -13,7 +13,12 @@ from urllib.parse import parse_qsl, urlsplit
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from tuneship.contract.errors import AuthenticationError, InvalidRequestError, PermissionDenied
+from tuneship.contract.errors import (
+    ApiError,
+    AuthenticationError,
+    InvalidRequestError,
+    PermissionDenied,
+)
 from tuneship.service.access.api_keys import Principal
 from tuneship.service.access.console_sessions import ConsoleSessions, Session
 from tuneship.service.http.boundary import Boundary
@@ -28,6 +33,7 @@ SESSION = f"{PREFIX}/session"
 GENERATE = f"{PREFIX}/generate/"
 FORM_BYTES = 64 << 10
 FORM_FIELDS = 200
+END_SEEN_WITHIN_S = 2.0
 FORM_MEDIA = "application/x-www-form-urlencoded"
 # The headers of every answer of the console. No script, style or frame of anybody else, and no text as a script.
 POLICY = (
@@ -88,6 +94,19 @@ async def session_of(boundary: Boundary, request: Request, *, is_use: bool) -> S
     if cookie is None:
         raise AuthenticationError("sign in first")
     return await asyncio.to_thread(sessions.find, cookie, is_use=is_use)
+
+
+async def session_end(boundary: Boundary, request: Request) -> ApiError:
+    """Return once the session or its key has ended, with the error for what is still being read."""
+    while True:
+        await asyncio.sleep(END_SEEN_WITHIN_S)
+        try:
+            await session_of(boundary, request, is_use=False)
+        except AuthenticationError as error:
+            return error
+        except ApiError:
+            # The database is away for a moment.
+            continue
 
 
 def check_way(boundary: Boundary, request: Request) -> None:
