@@ -386,7 +386,10 @@ def _without_missing(value: Any, kind: Any, *, keeps_turns: bool = False) -> Any
     if isinstance(value, list):
         element: Any = cast("list[Any]", kind)[0] if isinstance(kind, list) and kind else None
         return [
-            _of_turn(cast("Record", one), element)
+            {
+                name: _without_missing(part, _part(element, name))
+                for name, part in cast("Record", one).items()
+            }
             if keeps_turns and isinstance(one, dict) and element != JSON_VALUE
             else _without_missing(one, element)
             for one in cast("list[Any]", value)
@@ -397,10 +400,6 @@ def _without_missing(value: Any, kind: Any, *, keeps_turns: bool = False) -> Any
             key: _without_missing(one, _part(kind, key)) for key, one in members if one is not None
         }
     return value
-
-
-def _of_turn(turn: Record, kind: Any) -> Record:
-    return {key: _without_missing(one, _part(kind, key)) for key, one in turn.items()}
 
 
 def _part(kind: Any, key: str) -> Any:

@@ -152,17 +152,17 @@ def _rollout(members: Mapping[str, bytes], found: Findings) -> None:
         looks += 1
     found.decided.append(f"{looks} looks of the rollout")
     result = mapping_of(members[RESULT])
+    said = result.get("outcome"), result.get("reason")
     # A paused rollout may have gone on after the result was written.
-    ends = [place for place, fact in enumerate(record.facts, 1) if _ends_so(fact, result)]
+    ends = [
+        place
+        for place, fact in enumerate(record.facts, 1)
+        if isinstance(fact, Ended) and (fact.outcome, fact.reason) == said
+    ]
     if not ends:
         raise ValueError(f"it did not end as {RESULT} says, in its outcome and reason")
     facts = to_jsonable_python(facts_of(RolloutRecord(record.facts[: ends[-1]])))
     found.compare(RESULT, {name: result.get(name) for name in facts}, facts, ROLLOUT)
-
-
-def _ends_so(fact: object, result: Mapping[str, Any]) -> bool:
-    said = result.get("outcome"), result.get("reason")
-    return isinstance(fact, Ended) and (fact.outcome, fact.reason) == said
 
 
 def _result(members: Mapping[str, bytes], found: Findings) -> None:

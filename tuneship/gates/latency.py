@@ -115,7 +115,9 @@ def _without_stalls(
 ) -> Sequence[ArmTraffic]:
     # A stall within the hour would raise the merged quantiles and blind the gates to a slow candidate.
     # Without counts the medians over buckets leave it out by themselves.
-    if not chosen or not all(_is_counted(arm, edges) for arm in chosen):
+    if not chosen or not all(
+        arm.cells is not None or (arm.histogram is not None and edges is not None) for arm in chosen
+    ):
         return chosen
     stretches: list[list[ArmTraffic]] = [[]]
     for arm in chosen:
@@ -169,10 +171,6 @@ def has_latency(traffic: ArmTraffic) -> bool:
         or traffic.histogram is not None
         or traffic.quantiles_ms is not None
     )
-
-
-def _is_counted(traffic: ArmTraffic, edges: Sequence[float] | None) -> bool:
-    return traffic.cells is not None or (traffic.histogram is not None and edges is not None)
 
 
 def number_above(

@@ -1,4 +1,4 @@
-"""What a tenant does at a service that is killed meanwhile, and the kill. The points: `crashes.py`."""
+"""The work of a tenant at a service that is killed meanwhile, and that death; its points are in `crashes.py`."""
 
 import json
 import os

@@ -199,18 +199,14 @@ class EvaluationRun:
                 )
             results.append(made)
             self._tally.add(example_of(made))
-            is_decided = self._is_decided()
+            is_look = self._tally.scored and self._tally.scored % LOOK_EXAMPLES == 0
+            is_decided = bool(is_look) and look(self._tally.counts, self._rules) is not None
             if is_decided:
                 break
         self._pending = waiting[used:]
         self._keep(results, waiting[:used], is_decided=is_decided)
         if is_decided:
             raise _Decided
-
-    def _is_decided(self) -> bool:
-        tally = self._tally
-        is_look = tally.scored and tally.scored % LOOK_EXAMPLES == 0
-        return bool(is_look) and look(tally.counts, self._rules) is not None
 
     def _store_rest(self) -> None:
         """Store the examples at the end that no deployment was asked."""
