@@ -9,9 +9,10 @@ from typing import Any
 
 from tests.support.service.evaluations import cancelled, evaluated, rows
 from tests.support.service.in_process import Service, jsonl
-from tests.support.service.releases import asked, ended
+from tests.support.service.releases import QUESTION, asked, ended
 from tuneship.contract.declaring import examples
 from tuneship.contract.document.openapi import document
+from tuneship.contract.releases import EXAMPLE_ANSWER
 
 Json = dict[str, Any]
 Ids = dict[str, list[str]]
@@ -117,6 +118,7 @@ def document_of(service: Service, kept: Ids, lost: Ids) -> Json:
         examples.EVALUATION: kept["evl"][0],
         examples.OTHER_EVALUATION: kept["evl"][1],
         examples.RELEASE: kept["rel"][0],
+        EXAMPLE_ANSWER["question"]: QUESTION,
     }
     text = json.dumps(document(service.url))
     for example, real in real_values.items():
