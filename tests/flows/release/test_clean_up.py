@@ -83,6 +83,7 @@ def test_the_hook_leaves_the_record_open_where_the_service_does_not_answer(
     flow_run = FlowRun(flow_id=uuid4(), parameters={})
     record = begun(records, flow_run.id, candidate=CANDIDATE)
     fake.__exit__()
+    use(fake)
     clean_up(flow=tune_and_deploy, flow_run=flow_run, state=Crashed())
     assert not ReleaseRecord(record.path).has_ended, (
         "the next run, or the guard, finds the candidate"
