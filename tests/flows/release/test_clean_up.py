@@ -11,6 +11,7 @@ from prefect.states import Crashed
 from flows.release.clean_up import clean_up, discard_deployments
 from flows.release.record_file import ReleaseRecord, ReleaseRecords
 from flows.tune_and_deploy import tune_and_deploy
+from tests.flows.conftest import use
 from tests.support.fakes.canary_service import BASELINE, CANDIDATE, FakeService
 
 pytestmark = pytest.mark.prefect
@@ -58,6 +59,7 @@ def test_without_an_endpoint_both_deployments_of_the_run_go(
 def test_a_service_that_does_not_answer_leaves_everything(fake: FakeService, records: Path) -> None:
     record = begun(records, candidate=CANDIDATE)
     fake.__exit__()
+    use(fake)  # without the connection by which the record was offered
     kept = discard_deployments(record)
     assert kept == ["deployments of this run are kept: ServiceUnreachable"]
 
@@ -81,6 +83,7 @@ def test_the_hook_leaves_the_record_open_where_the_service_does_not_answer(
     flow_run = FlowRun(flow_id=uuid4(), parameters={})
     record = begun(records, flow_run.id, candidate=CANDIDATE)
     fake.__exit__()
+    use(fake)
     clean_up(flow=tune_and_deploy, flow_run=flow_run, state=Crashed())
     assert not ReleaseRecord(record.path).has_ended, (
         "the next run, or the guard, finds the candidate"
