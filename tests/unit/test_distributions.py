@@ -149,7 +149,7 @@ def test_make_installs_nothing_that_has_no_hash_but_torch() -> None:
     assert makefile.count("$(PIP)") == 3
     assert makefile.count("pip install") == 1
     named = re.findall(r"-r packaging/locked/([a-z-]+)\.txt", makefile)
-    assert {"service", "build", "gguf", "node", "cluster", "development"} == set(named)
+    assert {"service", "build", "gguf", "node", "cluster", "docs", "development"} == set(named)
     assert set(named) <= {lock.stem for lock in LOCKED}
 
 

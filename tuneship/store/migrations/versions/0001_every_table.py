@@ -221,6 +221,9 @@ def upgrade():
     sa.Column('lease_fallback', sa.JSON(), nullable=True),
     sa.Column('rollout_id', sa.Text(), nullable=True),
     sa.Column('large_keys', sa.Text(), nullable=True),
+    sa.Column('pausable', sa.Boolean(), server_default=sa.false(), nullable=False),
+    sa.Column('paused', sa.JSON(), nullable=True),
+    sa.Column('reverted', sa.JSON(), nullable=True),
     sa.PrimaryKeyConstraint('id', name='pk_endpoints')
     )
     op.create_index('ix_endpoints_client_id_created_at_id', 'endpoints', ['client_id', 'created_at', 'id'])
