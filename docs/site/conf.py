@@ -13,7 +13,7 @@ myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 # Excerpts of logs and of dialects that no highlighter knows are plain text; a wrong name of a file is an error.
 suppress_warnings = ["misc.highlighting_failure"]
-html_theme = "furo"
+html_theme = "sphinx_rtd_theme"
 html_title = f"tuneship {version}"
 html_show_copyright = False
 html_copy_source = False
