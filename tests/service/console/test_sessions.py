@@ -127,7 +127,7 @@ def test_without_a_session_every_page_leads_to_the_sign_in(service: Service) -> 
     answer = browser.open("/console/jobs")
     assert (answer.status_code, answer.headers["location"]) == (
         303,
-        "/console/sign-in?next=/console/jobs",
+        "/console/sign-in?next=%2Fconsole%2Fjobs",
     )
     # EventSource would give up at any other status, and the page would not learn why.
     live = browser.open("/console/live?page=/console/jobs")
@@ -368,7 +368,7 @@ def test_after_the_end_the_cookie_is_gone_and_the_sign_in_leads_back(service: Se
     service.clock.ahead = timedelta(minutes=16)
     led = browser.open("/console/jobs?status=failed")
     place = led.headers["location"]
-    assert place == "/console/sign-in?next=/console/jobs%3Fstatus%3Dfailed"
+    assert place == "/console/sign-in?next=%2Fconsole%2Fjobs%3Fstatus%3Dfailed"
     assert browser.open("/console/session").status_code == 303
     shown = browser.open(place)
     assert "the session has ended" in shown.text

@@ -21,7 +21,16 @@ from tuneship.client.core import (
     converse,
     retry_after_seconds,
 )
-from tuneship.contract import datasets, deployments, endpoints, evaluations, jobs, models, webhooks
+from tuneship.contract import (
+    datasets,
+    deployments,
+    endpoints,
+    evaluations,
+    jobs,
+    models,
+    releases,
+    webhooks,
+)
 from tuneship.contract.datasets import DatasetUpload
 from tuneship.contract.declaring.operation import DECLARED
 from tuneship.contract.errors import (
@@ -284,6 +293,9 @@ CREATES: dict[str, Callable[[Any], Any]] = {
     ),
     "create_evaluation": lambda client: client.evaluations.create(
         evaluations.EvaluationCreate.model_validate(evaluations.EXAMPLE_CREATE)
+    ),
+    "create_release": lambda client: client.releases.create(
+        releases.ReleaseCreate(run_key="r", kind="release")
     ),
     "create_webhook": lambda client: client.webhooks.create(
         webhooks.WebhookCreate(url="https://x.test", events=["*"])

@@ -13,6 +13,7 @@ from tests.unit.gates.rollouts import RUNNING, plan_with
 from tuneship.gates.canary import judge
 from tuneship.gates.metrics.series import Bucket
 from tuneship.gates.record import ApprovalAsked, Look, Phase, RolloutRecord, SplitConfirmed, Verdict
+from tuneship.gates.view import States
 
 LOOKS, PER_MINUTE = 3600, 10_000.0
 
@@ -26,7 +27,7 @@ def long_wait() -> tuple[RolloutRecord, list[Bucket]]:
     look: Look | None = None
     for number in range(25):
         buckets.append(service.bucket(number, record.weight))
-        look = judge(series_of(buckets), RUNNING, RUNNING, plan, record)
+        look = judge(series_of(buckets), States(RUNNING, RUNNING), plan, record)
         record = record.plus(look)
         if look.verdict is Verdict.ADVANCE:
             record = record.plus(SplitConfirmed(look.next_weight or 0, look.at))
@@ -47,9 +48,9 @@ def long_wait() -> tuple[RolloutRecord, list[Bucket]]:
 def test_a_look_after_sixty_hours_reads_only_what_is_new() -> None:
     record, buckets = long_wait()
     plan = plan_with(approval="required")
-    judge(series_of(buckets[:-1]), RUNNING, RUNNING, plan, RolloutRecord(record.facts[:-1]))
+    judge(series_of(buckets[:-1]), States(RUNNING, RUNNING), plan, RolloutRecord(record.facts[:-1]))
     with cProfile.Profile() as profile:
-        judge(series_of(buckets), RUNNING, RUNNING, plan, record)
+        judge(series_of(buckets), States(RUNNING, RUNNING), plan, record)
     # 20 ms of processor time are some 100,000 calls; those that measure coverage are not counted.
     counts: Any = pstats.Stats(profile).stats  # pyright: ignore[reportAttributeAccessIssue]
     calls = sum(count[1] for place, count in counts.items() if "slipcover" not in place[2])

@@ -108,8 +108,9 @@ def _error_answer(request: Request, error: ApiError, request_id: str) -> Respons
     is_ours = any("tuneship-" in name for name in request.cookies)
     if request.headers.get("sec-fetch-site") == "cross-site" and not is_ours:
         return HTMLResponse(AGAIN, headers={"Cache-Control": "no-store"})
-    then = address_in(request) if request.method == "GET" else ""
-    return RedirectResponse(SIGN_IN + (f"?next={quote(then)}" if then else ""), 303)
+    # As the script writes it that leads there when a session ends.
+    then = quote(address_in(request), safe="") if request.method == "GET" else ""
+    return RedirectResponse(SIGN_IN + (f"?next={then}" if then else ""), 303)
 
 
 def console() -> Dialect:
