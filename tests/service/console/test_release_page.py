@@ -65,7 +65,7 @@ def test_a_sentence_says_what_is_happening(service: Service) -> None:
     assert canary.startswith("Holding at 75 %: “Very slow answers” is not proven")
     assert "3 of 4 gates are proven. “Typical time” needs about 420 more requests." in canary
     training = says(status=ReleaseStatus.RUNNING, stage="training", question=None)
-    assert training.strip() == "The new model is trained."
+    assert training.strip() == "The new model is being trained."
     over = says(status=ReleaseStatus.ENDED, outcome="rolled_back", reason="latency", question=None)
     assert over == f"{OUTCOMES['rolled_back']} Why: {REASONS['latency']}."
     gates = ReleaseQuestion(

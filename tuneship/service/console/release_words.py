@@ -28,9 +28,9 @@ STAGES: Mapping[str, str] = {
 }
 # What a release does at a stage at which no look has been made.
 AT_WORK: Mapping[str, str] = {
-    "data": "The data is checked and split.",
-    "training": "The new model is trained.",
-    "training_gates": "The training is judged by its gates.",
+    "data": "The data is being checked.",
+    "training": "The new model is being trained.",
+    "training_gates": "The gates judge the training.",
     "deployment": "The new model is being deployed.",
     "smoke_test": "The new model answers its first prompts.",
     "evaluation": "Both models answer held-out examples.",
