@@ -68,16 +68,6 @@ def test_an_unknown_key_is_named(services: RunningServices, tmp_path: Path) -> N
     assert "learning_rat: is not a known key" in said
 
 
-def test_an_approval_that_nobody_can_give_is_refused_before_anything_is_made(
-    services: RunningServices, tmp_path: Path
-) -> None:
-    wanted = release(ROWS, canary={"approval": "required"})
-    said = refused(
-        services, tmp_path, wanted, PREFECT_API_URL=""
-    )  # then the script starts a server that ends with it
-    assert "approval" in said
-
-
 def test_prompts_that_do_not_exist_are_refused_before_anything_is_made(
     services: RunningServices, tmp_path: Path
 ) -> None:

@@ -198,6 +198,7 @@ class LookPoint(Reply):
     number: int
     at: Timestamp | None
     weight: int
+    phase: str
     verdict: str
     reason: str
     gates: dict[str, tuple[float | None, float | None]] = Field(
@@ -212,7 +213,8 @@ class ReleaseEvidence(Reply):
     looks: int
     points: list[LookPoint]
     last_look: dict[str, Any] | None = Field(
-        description="The newest look whole, with counts, values and limits of its gates."
+        description="The newest look at both deployments, whole: counts, values and limits of its gates. Looks after a "
+        "bake see the candidate alone."
     )
 
 

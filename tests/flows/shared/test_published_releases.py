@@ -8,16 +8,19 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
+from flows import shift_traffic
 from flows.release.record_file import ReleaseRecord
 from flows.rollout.record_file import RecordFile
 from flows.shared import links
 from flows.shared.approval import ApprovalReply, answer_to
+from flows.shared.errors import BadInput
 from flows.shared.release_events import finish, takes_answers
 from tests.flows.shared.test_release_events import FACTS, OWN, die
 from tests.support.service.in_process import Service
 from tests.support.waiting import until
 from tuneship.client import Client
 from tuneship.contract.releases import ReleaseAnswer, ReleaseStatus
+from tuneship.gates.plan import CanaryRules
 from tuneship.gates.record import ApprovalAnswered, ApprovalAsked, Ended
 from tuneship.prefect.connection import api, connect, disconnect
 from tuneship.settings import ClientSettings
@@ -93,6 +96,15 @@ def test_a_release_is_shown_stage_by_stage_and_its_questions_are_answered(
     assert sorted(shown.records.values()) == [len(own.facts) + 1, len(rollout.record.facts) + 1]
     kinds = [one.line["kind"] for one in client.releases.iterate_lines(shown.id)]
     assert "unknown" not in kinds
+
+
+def test_an_approval_that_nobody_can_give_is_refused_before_anything_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shift_traffic, "can_be_answered", lambda: False)
+    with pytest.raises(BadInput, match='approval: "required" needs a place'):
+        shift_traffic.ready(CanaryRules(approval="required"))
+    assert shift_traffic.ready(CanaryRules()) == []
 
 
 def test_a_service_with_releases_takes_answers_and_its_console_is_linked(

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
+from itertools import takewhile
 from typing import Any
 
 import sqlalchemy as sa
@@ -29,6 +30,7 @@ from tuneship.contract.releases import (
     ReleasePage,
     ReleaseStatus,
 )
+from tuneship.gates.record import Phase
 from tuneship.service.access.hipaa import HIPAA, is_hipaa
 from tuneship.service.answers.field_errors import field_error
 from tuneship.service.context.bindings import serves
@@ -257,11 +259,12 @@ def list_release_lines(
 
 @serves(contract.get_release_evidence)
 def get_release_evidence(context: Context, release_id: str) -> ReleaseEvidence:
-    """Return the looks in short, and the newest one whole."""
+    """Return the looks in short, and the newest one that compared, whole."""
     row = own_release(context, release_id)
     with context.read() as connection:
         points = release_records.points_of(connection, row["id"])
-        last = release_records.last_look(connection, row["id"])
+        after_bake = len([*takewhile(lambda one: one["phase"] == Phase.SETTLE, reversed(points))])
+        last = release_records.last_look(connection, row["id"], skipped=after_bake)
     step = -(-len(points) // MOST_POINTS) or 1
     # From the end, so that the newest one is among them.
     shown = points[::-step][::-1]

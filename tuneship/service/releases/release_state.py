@@ -192,7 +192,7 @@ def point_of(line: Mapping[str, Any]) -> dict[str, Any] | None:
     if line["kind"] != "look":
         return None
     return {
-        **{name: line[name] for name in ("number", "at", "weight", "verdict", "reason")},
+        **{name: line[name] for name in ("number", "at", "weight", "phase", "verdict", "reason")},
         "gates": {
             gate["name"]: [
                 _of_limit(gate["log_e_ok"], gate["log_e_ok_limit"]),

@@ -85,12 +85,15 @@ def points_of(connection: sa.Connection, release_id: str) -> list[dict[str, Any]
     return [one for one in connection.scalars(query.order_by(release_lines.c.id)) if one]
 
 
-def last_look(connection: sa.Connection, release_id: str) -> dict[str, Any] | None:
-    """The newest look of a release."""
+def last_look(
+    connection: sa.Connection, release_id: str, skipped: int = 0
+) -> dict[str, Any] | None:
+    """The newest look of a release but for the `skipped` newest ones."""
     query = (
         sa.select(release_lines)
         .where(release_lines.c.release_id == release_id, release_lines.c.kind == "look")
         .order_by(release_lines.c.id.desc())
+        .offset(skipped)
         .limit(1)
     )
     found: Sequence[ReleaseLineRow] = fetch_all(connection, query)

@@ -25,6 +25,8 @@ from tuneship.service.console.words import duration
 R = TypeVar("R")
 LINES_PAGE = 1000
 LOOKS_SHOWN = 12
+# States of gates that do not test.
+OFF = ("disabled", "not_available")
 # Where a chart of evidence is cut off.
 MOST = 1.25
 # The kind of line that shows that a stage was reached.
@@ -80,9 +82,15 @@ class ReleaseView:
 
     @property
     def gates(self) -> list[Mapping[str, Any]]:
-        """The gates of the newest look, those that test first."""
+        """The gates that tested at the newest look at both deployments."""
         found: list[Mapping[str, Any]] = self.look["gates"] if self.look else []
-        return sorted(found, key=lambda gate: gate["state"] in ("disabled", "not_available"))
+        return [gate for gate in found if gate["state"] not in OFF]
+
+    @property
+    def switched_off(self) -> list[str]:
+        """The other gates, by name."""
+        found: list[Mapping[str, Any]] = self.look["gates"] if self.look else []
+        return [release_words.gate_name(gate["name"]) for gate in found if gate["state"] in OFF]
 
     @cached_property
     def plan(self) -> Mapping[str, Any]:
