@@ -383,6 +383,7 @@ def list_release_lines(
                     "number": 1,
                     "at": NOON,
                     "weight": 25,
+                    "phase": "compare",
                     "verdict": "hold",
                     "reason": "dwell",
                     "gates": {"error": [0.42, 0.0]},
