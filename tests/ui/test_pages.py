@@ -316,11 +316,17 @@ def test_the_page_of_a_release_reads_as_a_chain(
     browser.wait_for_text("release-report")
     links = {one["key"]: one["data"] for one in artifacts(installation, release)}
     assert {"job", "baseline", "candidate", "endpoint"} <= set(links)
-    for kept in ("job", "candidate", "endpoint"):
+    pages = {"job": "jobs", "candidate": "deployments", "endpoint": "endpoints"}
+    for kept, page in pages.items():
         address = re.search(r"\((.*)\)", links[kept])
         assert address, links[kept]
-        assert (
-            installation.service.call("GET", urlsplit(address[1]).path).json()["id"] in links[kept]
+        # To the console, which asks who is there.
+        path = urlsplit(address[1]).path
+        assert re.fullmatch(rf"/console/{page}/(ft|dep|cep)_[0-9a-z]+", path), path
+        answer = installation.service.call("GET", path)
+        assert (answer.status_code, urlsplit(answer.headers["location"]).path) == (
+            303,
+            "/console/sign-in",
         )
     browser.picture("artifacts of a release")
 
