@@ -23,6 +23,7 @@ from tests.support.service.console import Browser
 from tests.support.service.in_process import Service
 from tuneship.contract.declaring.scopes import PRESETS
 from tuneship.service.access import open_id
+from tuneship.service.access.api_keys import KeyOfPerson
 from tuneship.service.access.audit_facts import AuditFacts
 from tuneship.service.access.open_id import OpenId
 from tuneship.service.access.people_groups import GroupsFault, PeopleGroups
@@ -504,6 +505,8 @@ def test_a_person_has_one_key_that_nobody_can_use_and_the_newest_rights(
     for secret in (f"{made_up}_aaaaaa", made_up):
         headers = {"Authorization": f"Bearer {secret}", "X-Client-ID": "alice"}
         assert service.call("GET", "/v1/models", None, headers=headers).status_code == 401
+    with pytest.raises(KeyOfPerson):
+        service.keys.rotate(key["id"], None, timedelta())
 
 
 def test_sign_out_leads_to_the_end_at_the_provider(

@@ -109,7 +109,11 @@ def rotate(
     """Replace a key by one with the same client, scopes and lifetime, and show the new key, once."""
     kept = timedelta(0) if overlap is None else _duration(overlap)
     with opened(data_dir) as keys:
-        from tuneship.service.access.api_keys import KeyEnded, replace_credentials  # noqa: PLC0415 - light
+        from tuneship.service.access.api_keys import (  # noqa: PLC0415 - light
+            KeyEnded,
+            KeyOfPerson,
+            replace_credentials,
+        )
 
         row = next((row for row in keys.listed() if row["id"] == key_id), None)
         if row is None:
@@ -123,6 +127,8 @@ def rotate(
             made = keys.rotate(key_id, end, kept)
         except KeyEnded:
             fail(f"the key {key_id} is not in force any more: create a new one")
+        except KeyOfPerson:
+            fail(f"the key {key_id} stands for a person who signs in: it has no secret to replace")
         # Shown before the file is written, which may fail: this is the only copy of the key.
         _show(keys, made, as_json, replaces=key_id)
         files = [service_settings(data_dir=data_dir).data_dir / "credentials.json"]

@@ -116,6 +116,10 @@ class KeyEnded(Exception):
     """The key was revoked or has expired."""
 
 
+class KeyOfPerson(Exception):
+    """The key stands for a person who signs in, and has no secret that could be replaced."""
+
+
 def _found(connection: sa.Connection, identifier: str) -> ApiKeyRow:
     row = api_key_records.find(connection, identifier)
     if row is None:
@@ -247,13 +251,15 @@ class Keys:
     def rotate(self, identifier: str, expires_at: datetime | None, overlap: timedelta) -> str:
         """Replace a key by one of the same client, scopes and label; the old one stays in force for `overlap`.
 
-        Raises `NoSuchKey`, and `KeyEnded` when the key is no longer in force.
+        Raises `NoSuchKey`, `KeyEnded` when the key is no longer in force, and `KeyOfPerson`.
         """
         now = self._clock()
         with self._database.write(self._tenant_of(identifier)) as connection:
             row = _found(connection, identifier)
             if not is_in_force(row, now):
                 raise KeyEnded(identifier)
+            if row["person"] is not None:
+                raise KeyOfPerson(identifier)
             key = self._issue(
                 connection, row["client_id"], frozenset(row["scopes"]), expires_at, row["label"]
             )
