@@ -143,7 +143,8 @@ TagKey = Annotated[str, Field(min_length=1, max_length=128, pattern=ONE_LINE)]
 TagValue = Annotated[str, Field(max_length=512, pattern=ONE_LINE)]
 Tags = Annotated[dict[TagKey, TagValue], Field(max_length=64)]
 
-# Why a person has decided about a rollout or a release: no free text, which may name a patient.
+# Who has decided about a rollout or a release, and why: no free text, which may name a patient.
+PersonName = Annotated[str, Field(min_length=1, max_length=200, pattern=ONE_LINE)]
 DecisionReason = Literal["evidence", "clinical_review", "safety", "operations", "other"]
 Ticket = Annotated[str, Field(pattern=r"^[A-Z0-9-]{1,32}$")]
 

@@ -22,6 +22,7 @@ from tuneship.contract.common import (
     Name,
     Offset,
     Pagination,
+    PersonName,
     Reply,
     Request,
     Ticket,
@@ -203,13 +204,7 @@ class CanaryDecision(CreateRequest):
     """A person's decision about a rollout in progress. The endpoint shows it, so it must not name a patient."""
 
     name: Annotated[
-        str | None,
-        Field(
-            min_length=1,
-            max_length=200,
-            pattern=ONE_LINE,
-            description="Who decides. Left out: the id of the key.",
-        ),
+        PersonName | None, Field(description="Who decides. Left out: the id of the key.")
     ] = None
     reason: Annotated[DecisionReason | None, Field(description="Required in the hipaa mode.")] = (
         None

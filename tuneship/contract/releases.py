@@ -20,6 +20,7 @@ from tuneship.contract.common import (
     LogLimit,
     Offset,
     Pagination,
+    PersonName,
     ReleaseId,
     Reply,
     Ticket,
@@ -106,9 +107,7 @@ class ReleaseAnswer(CreateRequest):
 
     question: Annotated[str, Field(min_length=1, max_length=128, pattern=ONE_LINE)]
     decision: Decision
-    name: Annotated[
-        str, Field(min_length=1, max_length=200, pattern=ONE_LINE, description="Who decides.")
-    ]
+    name: Annotated[PersonName, Field(description="Who decides.")]
     reason: DecisionReason | None = Field(default=None, description="Required in the hipaa mode.")
     ticket: Ticket | None = Field(default=None, description="Required in the hipaa mode.")
 

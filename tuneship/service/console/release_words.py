@@ -150,8 +150,13 @@ def _asked(release: Release) -> tuple[str, str]:
     return f"It waits for a person, because of {gates}.", "No traffic has moved yet."
 
 
+def tests(gate: Mapping[str, Any]) -> bool:
+    """Whether a gate is switched on and has what it needs."""
+    return gate["state"] not in ("disabled", "not_available")
+
+
 def _proven(look: Mapping[str, Any]) -> str:
-    gates = [gate for gate in look["gates"] if gate["state"] not in ("disabled", "not_available")]
+    gates = [gate for gate in look["gates"] if tests(gate)]
     if not gates:
         return ""
     proven = [gate for gate in gates if gate["state"] == "proven"]

@@ -25,8 +25,6 @@ from tuneship.service.console.words import duration
 R = TypeVar("R")
 LINES_PAGE = 1000
 LOOKS_SHOWN = 12
-# States of gates that do not test.
-OFF = ("disabled", "not_available")
 # Where a chart of evidence is cut off.
 MOST = 1.25
 # The kind of line that shows that a stage was reached.
@@ -77,20 +75,23 @@ class ReleaseView:
 
     @property
     def look(self) -> Mapping[str, Any] | None:
-        """The newest look."""
+        """The newest look at both deployments."""
         return self.evidence.last_look
 
     @property
     def gates(self) -> list[Mapping[str, Any]]:
         """The gates that tested at the newest look at both deployments."""
-        found: list[Mapping[str, Any]] = self.look["gates"] if self.look else []
-        return [gate for gate in found if gate["state"] not in OFF]
+        return [gate for gate in self._all_gates if release_words.tests(gate)]
 
     @property
     def switched_off(self) -> list[str]:
         """The other gates, by name."""
-        found: list[Mapping[str, Any]] = self.look["gates"] if self.look else []
-        return [release_words.gate_name(gate["name"]) for gate in found if gate["state"] in OFF]
+        off = (gate["name"] for gate in self._all_gates if not release_words.tests(gate))
+        return [*map(release_words.gate_name, off)]
+
+    @property
+    def _all_gates(self) -> list[Mapping[str, Any]]:
+        return self.look["gates"] if self.look else []
 
     @cached_property
     def plan(self) -> Mapping[str, Any]:
