@@ -582,7 +582,7 @@ def test_settings_of_a_provider_are_checked(tmp_path: Path, service: Service) ->
             ServiceSettings(**{**whole, **change})
     for name in ("oidc_client_secret_file", "oidc_ca_file", "oidc_groups_file"):
         settings = ServiceSettings(**{**whole, name: tmp_path / "missing"})
-        with pytest.raises((StartupError, GroupsFault), match="cannot be (read|used)") as raised:
+        with pytest.raises((StartupError, GroupsFault), match=r"cannot be (read|used)") as raised:
             OpenId(settings, "", service.clock)
         assert f"TUNESHIP_{name.upper()}" in str(raised.value) or "missing" in str(raised.value)
 
