@@ -28,9 +28,9 @@ GIB = 1 << 30
 # Measured up to 0.5 B parameters and computed beyond (docs/first-release.md): GiB for the process, bytes for each
 # parameter. A training has the weights in bfloat16 and, for an adapter of 1 % of them, 16 bytes a parameter.
 NEEDS = {
-    "to add it": (0.7, 6.5, "about"),
-    "to train it": (0.6, 2.16, "more for long rows, at least"),
-    "a replica": (0.2, 5.5, "about"),
+    "to add it": (0.7, 6.5, "about {}"),
+    "to train it": (0.6, 2.16, "at least {}, more for long rows"),
+    "a replica": (0.2, 5.5, "about {}"),
 }
 
 app = typer.Typer(no_args_is_help=True)
@@ -116,9 +116,9 @@ def _needs(size: float) -> Iterator[tuple[str, str, bool]]:
     from tuneship.host.machine import this_machine  # noqa: PLC0415 - the light install
 
     has = this_machine().memory_bytes
-    for what, (fixed, each, word) in NEEDS.items():
+    for what, (fixed, each, text) in NEEDS.items():
         needed = fixed * GIB + each * size
-        yield what, f"{word} {_gib(needed)} of memory", needed <= has
+        yield what, text.format(f"{_gib(needed)} of memory"), needed <= has
 
 
 def _gib(amount: float) -> str:
