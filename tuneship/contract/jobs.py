@@ -92,16 +92,28 @@ class Hyperparameters(CreateRequest):
         default=3, description="Passes over the training examples."
     )
     warmup_steps: Annotated[Int64, Field(ge=0)] | Auto = Field(
-        default=0, description="At most the steps of the job."
+        default=0,
+        description="Steps in which the rate rises to its highest; at most the steps of the job.",
     )
     lora_rank: Annotated[
-        int, Field(ge=1, le=MAX_LORA_RANK, description="Size of the trained matrices.")
+        int,
+        Field(
+            ge=1,
+            le=MAX_LORA_RANK,
+            description="Inner size of the two matrices that are trained beside each layer.",
+        ),
     ] = 16
     lora_alpha: Annotated[
-        int | None, Field(ge=1, le=2048, description="Default: twice the rank.")
+        int | None,
+        Field(
+            ge=1,
+            le=2048,
+            description="Scale of what these matrices add: alpha divided by the rank; default: twice the rank.",
+        ),
     ] = None
     lora_dropout: Annotated[
-        float, Field(ge=0, lt=1, description="Share of their inputs left out while training.")
+        float,
+        Field(ge=0, lt=1, description="Share of their inputs left out while training, at random."),
     ] = 0.05
     target_modules: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=128)]], Field(min_length=1)

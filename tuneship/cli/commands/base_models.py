@@ -42,7 +42,12 @@ app = typer.Typer()
 DataDir = Annotated[
     Path | None, typer.Option(help="The data directory of the service, as for `tuneship serve`.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program.")]
+AsJson = Annotated[
+    bool,
+    typer.Option(
+        "--json", help="Print JSON: one document, or one a line where entries are streamed."
+    ),
+]
 ModelId = Annotated[str, typer.Argument(metavar="ID", help="As `tuneship models bases` shows it.")]
 
 

@@ -42,7 +42,12 @@ def doctor(
         str | None,
         typer.Option(metavar="SIZE", help="Size of a base model, such as 135M or 1.5B parameters."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program.")] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Print JSON: one document, or one a line where entries are streamed."
+        ),
+    ] = False,
 ) -> None:
     """Say what this machine can do, and what a model of a given size would need."""
     size = None if parameters is None else _size(parameters)

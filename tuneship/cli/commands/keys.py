@@ -39,7 +39,12 @@ app = typer.Typer(no_args_is_help=True, help="API keys: make, list, rotate, revo
 DataDir = Annotated[
     Path | None, typer.Option(help="The data directory of the service, as for `tuneship serve`.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program.")]
+AsJson = Annotated[
+    bool,
+    typer.Option(
+        "--json", help="Print JSON: one document, or one a line where entries are streamed."
+    ),
+]
 KeyId = Annotated[
     str, typer.Argument(help="The eight letters and digits after `tsk_`, as `list` shows them.")
 ]

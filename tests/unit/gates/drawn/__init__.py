@@ -1,7 +1,7 @@
 """Rollouts on requests drawn one by one, decided by our gates and by rules of others.
 
-`python -m tests.unit.gates.drawn --runs 60` prints the table of `docs/simulations.md`; `--row NAME` prints one row of it. All
-draws come from the seeds that are named.
+`python -m tests.unit.gates.drawn --runs 60` prints the table of `docs/simulations.md`; `--row NAME` prints one row of it.
+All draws come from the seeds that are named.
 """
 
 from tests.unit.gates.drawn.kinds import KINDS, Kind
