@@ -1,6 +1,6 @@
 """Rollouts on requests drawn one by one, decided by our gates and by rules of others.
 
-`python -m tests.unit.gates.drawn --runs 60` prints the table of `docs/simulations.md`; `--row NAME` prints one row of it.
+`python -m tests.unit.gates.drawn --runs 60` prints the table of `docs/simulations.md`; `--row NAME` one row of it.
 All draws come from the seeds that are named.
 """
 
