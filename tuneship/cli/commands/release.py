@@ -26,7 +26,7 @@ def release(
         Path | None, typer.Option(metavar="FILE", help="Write the result here as JSON.")
     ] = None,
 ) -> None:
-    """Tune a model and release it step by step, as far as the evidence goes.
+    """Tune a model and release it step by step, while its gates allow it.
 
     Without a service it starts one for itself. Ends with 0 promoted, 3 rejected, 4 rolled back, 5 paused for a
     person, 1 any error, 130 or 143 stopped after the traffic was returned.
