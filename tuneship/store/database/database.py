@@ -44,7 +44,7 @@ from tuneship.store.database.read_cache import ReadCache, SharedReadCache
 from tuneship.store.database.write_queue import TurnTimedOut, WriteQueues
 
 # The newest migration. For a database that has it, Alembic is not loaded.
-HEAD = "0001"
+HEAD = "0002"
 # The oldest schema whose services can go on when the database has the newest one. A migration that only adds what they
 # do not need (nullable columns, columns with a server default, tables, indexes) leaves it as it is; others raise it.
 WORKS_WITH = "0001"
