@@ -70,6 +70,7 @@ def ask_about(
         decision=answer.decision,
         approver=answer.approver,
         comment=answer.comment,
+        person=answer.person.model_dump() if answer.person else None,
     )
     # The line closes the question in the service.
     withdraw(question.tag, ANSWERED)

@@ -199,6 +199,7 @@ class ReleaseRun:
             decision=answer.decision,
             approver=answer.approver,
             comment=answer.comment,
+            person=answer.person,
             at=datetime.now(UTC),
         )
         self.known["questions"] = [*self.known.get("questions", []), question]

@@ -70,7 +70,8 @@ def record_answer(split: RolloutSplit) -> None:
         return
     answer = answer_to(asked.question, asked.until, now, split.file.path)
     if answer is not None:
-        split.file.append(ApprovalAnswered(answer.decision, answer.approver, answer.comment))
+        said = (answer.decision, answer.approver, answer.comment, answer.person)
+        split.file.append(ApprovalAnswered(*said))
         # The line closes the question in the service.
         withdraw(_tag(split.file), ANSWERED)
         split.log.info("the approval is answered: %s", answer.decision)

@@ -42,8 +42,10 @@ class RolloutResult(BaseModel):
     driver: dict[str, int | float] | None = Field(
         default=None, description="Requests of the plan's own traffic, by what became of them."
     )
-    approval: dict[str, str] | None = Field(
-        default=None, description="What a person decided: decision, approver, comment."
+    approval: dict[str, Any] | None = Field(
+        default=None,
+        description="What a person decided: decision, approver, comment, and `person` (issuer, subject, name) where"
+        " the approver signed in to the service by OpenID Connect.",
     )
     approval_asked_at: datetime | None = Field(
         default=None, description="When that person was asked, by the service's clock."

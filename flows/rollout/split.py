@@ -14,6 +14,7 @@ from logging import Logger, LoggerAdapter
 from typing import Any
 
 from flows.rollout.record_file import RecordFile
+from flows.shared.approval import reasons_of
 from tasks.endpoints import (
     KeyDraw,
     get_canary_endpoint,
@@ -25,7 +26,13 @@ from tuneship.client import ApiError, ServiceUnreachable, TuneshipError
 from tuneship.contract.endpoints import CanaryEndpoint, LeaseRequest
 from tuneship.contract.errors import DeploymentError, InvalidRequestError, ResourceNotFound
 from tuneship.gates.plan import CanaryPlan
-from tuneship.gates.record import Look, RolloutRecord, SplitConfirmed, SplitIntended
+from tuneship.gates.record import (
+    ApprovalAnswered,
+    Look,
+    RolloutRecord,
+    SplitConfirmed,
+    SplitIntended,
+)
 
 Log = Logger | LoggerAdapter[Any]
 Update = Callable[
@@ -234,8 +241,19 @@ class RolloutSplit:
         """The error that says what took the split from this rollout."""
         if candidate_weight(seen, self.plan) == 0 and seen.lease is None:
             self.version = seen.version
-            return SplitLost("human_rejected" if self.was_reverted(seen) else "lease_expired")
+            if not self.was_reverted(seen):
+                return SplitLost("lease_expired")
+            self._record_revert(seen)
+            return SplitLost("human_rejected")
         return SplitLost("foreign_change")
+
+    def _record_revert(self, seen: CanaryEndpoint) -> None:
+        """Record who has reverted the rollout, once: a run that is killed after it comes here again."""
+        decided = seen.reverted
+        if decided is not None:
+            said = ApprovalAnswered("roll back", decided.by, reasons_of(decided), decided.person)
+            if self.file.record.answer != said:
+                self.file.append_if_possible(said)
 
     def _change(self, weight: int, lease: LeaseRequest | None, tries: int) -> None:
         """Send the split until it is read back, even where answers are lost."""

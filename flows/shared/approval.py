@@ -34,7 +34,9 @@ from prefect.utilities.asyncutils import run_coro_as_sync
 from pydantic import Field
 
 from flows.shared.release_events import given_answer, takes_answers
-from tuneship.contract.common import ONE_LINE
+from tuneship.contract.common import ONE_LINE, SignedInPerson
+from tuneship.contract.endpoints import CanaryDecided
+from tuneship.contract.releases import GivenAnswer
 
 Decision = Literal["promote", "roll back", "timeout"]
 PAUSE_KEY = "approval"
@@ -76,11 +78,12 @@ class ApprovalQuestion:
 
 @dataclass(frozen=True)
 class ApprovalReply:
-    """A person's answer, or a time-out without one."""
+    """A person's answer, or a time-out without one. `person`: the approver, where the service knows who signed in."""
 
     decision: Decision
     approver: str = ""
     comment: str = ""
+    person: SignedInPerson | None = None
 
     @property
     def said(self) -> str:
@@ -152,8 +155,13 @@ def answer_to(question: str, until: datetime, now: datetime, record: Path) -> Ap
     given = given_answer(record, question)
     if given is None or given.at > until:
         return in_prefect
-    why = ", ".join(part for part in (given.reason, given.ticket) if part)
-    return ApprovalReply("promote" if given.decision == "promote" else "roll back", given.name, why)
+    decision = "promote" if given.decision == "promote" else "roll back"
+    return ApprovalReply(decision, given.name, reasons_of(given), given.person)
+
+
+def reasons_of(decided: GivenAnswer | CanaryDecided) -> str:
+    """Reason and ticket of a decision at the service, as the comment of a record."""
+    return ", ".join(part for part in (decided.reason, decided.ticket) if part)
 
 
 def _run_of(question: str) -> UUID | None:

@@ -28,7 +28,7 @@ _OWN_FIELDS = {
     "trained": ("id",),
     "training_gates": ("decision", "reason", "gates"),
     "question": ("question", "asks", "until"),
-    "held_gates": ("question", "decision", "approver"),
+    "held_gates": ("question", "decision", "approver", "person"),
     "baseline": ("id",),
     "candidate": ("id",),
     "smoke_test": ("gates",),

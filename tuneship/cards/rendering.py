@@ -14,7 +14,7 @@ from tuneship.cards.mapping import FIELDS
 from tuneship.cards.markdown import code, number, plain, sentence, table
 from tuneship.contract.common import render_time
 from tuneship.contract.evaluations import GraderReport, PairedReport, Score
-from tuneship.contract.model_card import ModelCard, Statements
+from tuneship.contract.model_card import CardQuestion, ModelCard, Statements
 
 NOT_STATED = "not stated"
 # JSON has these as they are; YAML refuses them, or takes them for the end of a line.
@@ -342,7 +342,7 @@ def _decisions(card: ModelCard) -> Iterator[str]:
             [
                 ", ".join(one.about) or "promotion",
                 one.decision,
-                one.approver or "-",
+                _approver(one),
                 render_time(one.at) if one.at else "-",
                 one.comment or "-",
             ]
@@ -358,6 +358,13 @@ def _maintenance(card: ModelCard) -> Iterator[str]:
     if seconds is not None:
         silent = f"The service returns the traffic after {seconds} s without the pipeline"
         yield from (f"{silent}, until the rollout has ended.", "")
+
+
+def _approver(one: CardQuestion) -> str:
+    person = one.person
+    return (
+        f"{one.approver} ({person.subject} at {person.issuer})" if person else one.approver or "-"
+    )
 
 
 _FACTS: dict[str, Callable[[ModelCard], Iterator[str]]] = {

@@ -8,20 +8,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tuneship.contract.common import LogCursor, LogLimit, Reply, TimestampMs
+from tuneship.contract.common import LogCursor, LogLimit, Reply, SignedInPerson, TimestampMs
 from tuneship.contract.declaring.examples import NOON, NOON_MS, REQUEST, SUFFIX
 from tuneship.contract.declaring.operation import Example, operation
 from tuneship.contract.declaring.pages import by_after
 from tuneship.contract.declaring.verbs import C_co, Pages, Resource, Verb
 from tuneship.contract.errors import ResourceNotFound
-
-
-class AuditPerson(Reply):
-    """Somebody who signed in to the console by OpenID Connect; `subject` is the issuer's id of the person."""
-
-    issuer: str
-    subject: str
-    name: str
 
 
 class AuditEntry(Reply):
@@ -42,7 +34,7 @@ class AuditEntry(Reply):
     request_id: str
     prompt_tokens: int | None
     completion_tokens: int | None
-    person: AuditPerson | None = None
+    person: SignedInPerson | None = None
 
 
 class AuditPage(Reply):

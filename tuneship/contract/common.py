@@ -143,6 +143,15 @@ TagKey = Annotated[str, Field(min_length=1, max_length=128, pattern=ONE_LINE)]
 TagValue = Annotated[str, Field(max_length=512, pattern=ONE_LINE)]
 Tags = Annotated[dict[TagKey, TagValue], Field(max_length=64)]
 
+
+class SignedInPerson(Reply):
+    """Somebody who signed in to the console by OpenID Connect; `subject` is the issuer's id of the person."""
+
+    issuer: str
+    subject: str
+    name: str
+
+
 # Who has decided about a rollout or a release, and why: no free text, which may name a patient.
 PersonName = Annotated[str, Field(min_length=1, max_length=200, pattern=ONE_LINE)]
 DecisionReason = Literal["evidence", "clinical_review", "safety", "operations", "other"]

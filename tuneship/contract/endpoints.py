@@ -25,6 +25,7 @@ from tuneship.contract.common import (
     PersonName,
     Reply,
     Request,
+    SignedInPerson,
     Ticket,
     Timestamp,
     absent,
@@ -213,12 +214,13 @@ class CanaryDecision(CreateRequest):
 
 
 class CanaryDecided(Reply):
-    """A decision that stands: when it was made, by whom and why."""
+    """A decision that stands: when it was made, by whom and why. `person`: null where a key was used."""
 
     at: Timestamp
     by: str
     reason: str | None = None
     ticket: str | None = None
+    person: SignedInPerson | None = None
 
 
 class CanaryEndpoint(Reply):

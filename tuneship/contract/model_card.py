@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
-from tuneship.contract.common import StrictModel, Timestamp
+from tuneship.contract.common import SignedInPerson, StrictModel, Timestamp
 from tuneship.contract.evaluations import ExampleCounts, GraderReport, SliceReport
 
 # Characters of one statement.
@@ -282,6 +282,10 @@ class CardQuestion(CardPart):
     approver: str = ""
     comment: str = ""
     at: Timestamp | None = None
+    person: SignedInPerson | None = Field(
+        default=None,
+        description="The approver by issuer and subject; null: signed in by a key, or answered in Prefect.",
+    )
 
 
 class CardDecisions(CardPart):

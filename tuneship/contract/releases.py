@@ -23,6 +23,7 @@ from tuneship.contract.common import (
     PersonName,
     ReleaseId,
     Reply,
+    SignedInPerson,
     Ticket,
     Timestamp,
     TimestampMs,
@@ -107,13 +108,21 @@ class ReleaseAnswer(CreateRequest):
 
     question: Annotated[str, Field(min_length=1, max_length=128, pattern=ONE_LINE)]
     decision: Decision
-    name: Annotated[PersonName, Field(description="Who decides.")]
+    name: Annotated[
+        PersonName,
+        Field(
+            description="Who decides. Of somebody who signed in by OpenID Connect, the provider's name is kept."
+        ),
+    ]
     reason: DecisionReason | None = Field(default=None, description="Required in the hipaa mode.")
     ticket: Ticket | None = Field(default=None, description="Required in the hipaa mode.")
 
 
 class GivenAnswer(Reply):
-    """An answer that was given here. It is a proposal until the pipeline has recorded it."""
+    """An answer that was given here, a proposal until the pipeline has recorded it.
+
+    `person`: who signed in by OpenID Connect; null where a key was used.
+    """
 
     question: str
     decision: str
@@ -121,6 +130,7 @@ class GivenAnswer(Reply):
     reason: str | None = None
     ticket: str | None = None
     at: Timestamp
+    person: SignedInPerson | None = None
 
 
 class ReleaseQuestion(Reply):

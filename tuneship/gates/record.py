@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import to_json
 
+from tuneship.contract.common import SignedInPerson
 from tuneship.gates.formula import FORMULA_VERSION
 from tuneship.gates.gate_types import (
     Gate,
@@ -224,11 +225,12 @@ class ApprovalAsked:
 
 @dataclass(frozen=True)
 class ApprovalAnswered:
-    """The answer, or that none came in time."""
+    """The answer, or that none came in time. `person`: the approver, where the service knows who signed in."""
 
     decision: Literal["promote", "roll back", "timeout"]
     approver: str = ""
     comment: str = ""
+    person: SignedInPerson | None = None
     kind: Literal["approval_answered"] = "approval_answered"
 
 

@@ -17,10 +17,11 @@ from tests.system.faults.stage import Stage
 from tuneship.contract.endpoints import CanaryDecision
 from tuneship.gates.canary import replay
 from tuneship.gates.plan import CanaryPlan
-from tuneship.gates.record import Resumed
+from tuneship.gates.record import ApprovalAnswered, Resumed, to_mapping
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 RETURNED = {BASELINE: 100, CANDIDATE: 0}
+ANN = {"issuer": "https://login.example", "subject": "u-1", "name": "Ann"}
 
 
 def applied(service: FakeService) -> list[int]:
@@ -139,19 +140,31 @@ def test_a_lease_that_lapses_in_a_pause_ends_the_rollout(
 
 
 @pytest.mark.parametrize("way", ["hold", "shift", "pause"])
-def test_a_person_s_revert_ends_the_rollout_as_rejected(fake: FakeService, way: str) -> None:
+def test_a_person_s_revert_ends_the_rollout_as_rejected(
+    fake: FakeService, records: Path, way: str
+) -> None:
     """In a shift, the driver's condition no longer holds: it reads the split before it calls that a foreign change."""
+
+    def revert() -> None:
+        fake.decide("revert", "Ann", reason="safety", ticket="CHG-1", person=ANN)
+
     if way == "hold":
-        fake.at_tick[5] = lambda: fake.decide("revert")
+        fake.at_tick[5] = revert
     elif way == "shift":
-        fake.at_tick[3] = lambda: setattr(fake, "before_patch", lambda: fake.decide("revert"))
+        fake.at_tick[3] = lambda: setattr(fake, "before_patch", revert)
     else:
         fake.at_tick[3] = lambda: fake.decide("pause")
-        fake.at_tick[9] = lambda: fake.decide("revert")
+        fake.at_tick[9] = revert
 
-    result = shift_traffic(plan(steps=[50, 100]))
+    wanted = plan(steps=[50, 100])
+    result = shift_traffic(wanted)
 
     assert (result.outcome, result.reason) == ("rolled_back", "human_rejected")
+    said = {"decision": "roll back", "approver": "Ann", "comment": "safety, CHG-1", "person": ANN}
+    assert result.approval == said
+    (file,) = RecordFolder(records, fake.url).of(wanted)
+    answers = [fact for fact in file.record.facts if isinstance(fact, ApprovalAnswered)]
+    assert [dict(to_mapping(one)) for one in answers] == [{**said, "kind": "approval_answered"}]
     assert (fake.weights, applied(fake), fake.deleted) == (RETURNED, [50], [])
 
 

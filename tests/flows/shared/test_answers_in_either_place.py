@@ -28,8 +28,9 @@ from tuneship.gates.training.training_gates import TrainingVerdict
 from tuneship.prefect.connection import disconnect
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
-SAID = {"name": "Eve", "reason": "evidence", "ticket": "CHG-1"}
-EVE = {"decision": "promote", "approver": "Eve", "comment": "evidence, CHG-1"}
+PERSON = {"issuer": "https://login.example", "subject": "u-1", "name": "Eve"}
+SAID = {"name": "Eve", "reason": "evidence", "ticket": "CHG-1", "person": PERSON}
+EVE = {"decision": "promote", "approver": "Eve", "comment": "evidence, CHG-1", "person": PERSON}
 
 
 @pytest.fixture
@@ -190,6 +191,7 @@ def test_gates_that_hold_are_decided_in_the_service(fake: ReleaseService, record
         (record,) = [one for one in ReleaseRecords(records) if one.run_key.endswith(said)]
         held = record.last("held_gates") or {}
         assert (held["approver"], held["comment"]) == ("Eve", "evidence, CHG-1")
+        assert held["person"] == PERSON
         (question,) = asked(record.run_key)
         assert question.state is not None
         assert question.state.is_cancelled()

@@ -20,8 +20,11 @@ from pydantic import ValidationError
 
 from tests.support.fakes.open_id_provider import CLIENT, SECRET, FakeOpenIdProvider, running
 from tests.support.service.console import Browser
-from tests.support.service.in_process import Service
+from tests.support.service.in_process import Service, split
+from tests.support.service.releases import QUESTION, asked
+from tuneship.contract.common import SignedInPerson
 from tuneship.contract.declaring.scopes import PRESETS
+from tuneship.gates.record import ApprovalAnswered
 from tuneship.host.startup import StartupError
 from tuneship.service.access import open_id
 from tuneship.service.access.api_keys import KeyOfPerson
@@ -180,6 +183,42 @@ def test_an_action_of_a_person_stands_in_the_chain_with_the_person(
         with service.database.read() as connection:
             fault = service.parts.audit.fault(audit.rows_of(connection))
         assert fault is not None
+
+
+def test_a_decision_of_a_person_has_the_person_whatever_name_is_sent(
+    service: Service, provider: FakeOpenIdProvider
+) -> None:
+    """The name of the form is proposed, and anybody can send another one."""
+    pipeline = asked(service, "one")
+    browser, _ = come_back(service, provider)
+    ask = f"/console/do/promote_release?release_id={pipeline.id}&question={QUESTION}"
+    assert 'value="Ann Weber" autocomplete="name" readonly' in browser.open(ask).text
+    sent = {"form_token": browser.form_token(), "release_id": pipeline.id, "name": "Dr. Other"}
+    answered = browser.post("/console/do/promote_release", {**sent, "question": QUESTION})
+    assert answered.status_code == 303
+    person = {"issuer": provider.issuer, "subject": PERSON[0], "name": PERSON[1]}
+    answer = pipeline.shown["question"]["answer"]
+    assert (answer["name"], answer["person"]) == (PERSON[1], person)
+    assert entries(service)[-1] == ("answer_release", 200, person)
+
+    pipeline.facts(ApprovalAnswered("promote", "Ann Weber", "", SignedInPerson(**person)))
+    assert pipeline.lines()[-1]["person"] == person
+    shown = f"Ann Weber, signed in at {provider.issuer} as {PERSON[0]}, decided: promote"
+    assert shown in browser.open(f"/console/releases/{pipeline.id}").text
+
+
+def test_a_pause_of_a_person_has_the_person(service: Service, provider: FakeOpenIdProvider) -> None:
+    old, new = (service.deployment(name) for name in ("old", "new"))
+    fallback = split({old: 100, new: 0})["deployments"]
+    lease = {"seconds": 60, "fallback": fallback, "pausable": True}
+    endpoint = service.canary("shop", {old: 50, new: 50}, lease=lease)
+    browser, _ = come_back(service, provider)
+    sent = {"form_token": browser.form_token(), "endpoint_id": endpoint, "name": "Dr. Other"}
+    paused = browser.post("/console/do/pause_canary_endpoint", sent)
+    assert paused.status_code == 303, paused.text
+    decided = service.call("GET", f"/v1/canary-endpoints/{endpoint}").json()["paused"]
+    person = {"issuer": provider.issuer, "subject": PERSON[0], "name": PERSON[1]}
+    assert (decided["by"], decided["person"]) == ("Ann Weber", person)
 
 
 def test_a_row_without_a_person_is_sealed_as_before(service: Service) -> None:

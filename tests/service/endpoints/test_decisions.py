@@ -55,7 +55,7 @@ def test_a_person_reverts_a_rollout_once_and_the_endpoint_says_who(rollout: Roll
     assert (answer.status_code, found["deployments"], found["lease"]) == (200, rollout.back, None)
     assert (found["version"], answer.headers["etag"]) == (2, '"2"')
     assert found["reverted"] | {"at": ""} == {
-        "at": "", "by": "A. Reviewer", "reason": "clinical_review", "ticket": "CHG-1042",
+        "at": "", "by": "A. Reviewer", "reason": "clinical_review", "ticket": "CHG-1042", "person": None,
     }  # fmt: skip
     assert rollout.get() == found
     (event,) = rollout.events()

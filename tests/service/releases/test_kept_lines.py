@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.service.releases import NOON, OWN, QUESTION, ROLLOUT, begun, line_of, look
+from tuneship.contract.common import SignedInPerson
 from tuneship.contract.releases import ReleaseStatus
 from tuneship.gates.gate_types import ThresholdReading
 from tuneship.gates.outlook import Forecast, Today, Unprovable
@@ -26,6 +27,9 @@ from tuneship.service.releases.kept_lines import LONGEST, kept_line, without_com
 from tuneship.service.releases.release_state import STAGES, ReleaseState, folded, point_of
 
 PLANTED = "Patient Alice Zebra has eczema"
+EVE = SignedInPerson(issuer="https://login.example/realms/a", subject="u 1", name="Eve")
+# What is a person's own to give.
+OF_PEOPLE = ("approver", "by", "comment", "person")
 FACTS: tuple[Fact, ...] = (
     dataclasses.replace(
         begun("dep_" + "1" * 24, "dep_" + "2" * 24),
@@ -39,7 +43,7 @@ FACTS: tuple[Fact, ...] = (
     Probed(5, 95, candidate_bad={"empty": 1}),
     look(1, 42, 5, thresholds=(ThresholdReading("error_rate", "error_rate", 0.1, 0.01, 200),)),
     ApprovalAsked(NOON, QUESTION, NOON),
-    ApprovalAnswered("promote", "A. Reviewer", "looks good"),
+    ApprovalAnswered("promote", "A. Reviewer", "looks good", EVE),
     Resumed("A. Reviewer"),
     Ended("rolled_back", "latency"),
 )
@@ -67,6 +71,7 @@ OWN_LINES: tuple[dict[str, Any], ...] = (
         "decision": "promote",
         "approver": "A. Reviewer",
         "comment": "fine",
+        "person": EVE.model_dump(),
     },
     {"kind": "baseline", "id": "dep_1"},
     {"kind": "candidate", "id": "dep_2"},
@@ -116,13 +121,11 @@ def test_a_text_in_any_place_is_not_kept(line: dict[str, Any]) -> None:
     record = ROLLOUT if "link" in line else OWN
     for whole in (planted(line), {**planted(line), "kind": line["kind"]}):
         # A person's name and words are theirs to give, and tested below.
-        others = {
-            key: one for key, one in whole.items() if key not in ("approver", "by", "comment")
-        }
+        others = {key: one for key, one in whole.items() if key not in OF_PEOPLE}
         kept = kept_line(record, others)
         assert "Zebra" not in json.dumps(kept)
     for name, value in line.items():
-        if name not in ("approver", "by", "comment"):
+        if name not in OF_PEOPLE:
             assert "Zebra" not in json.dumps(kept_line(record, {**line, name: planted(value)}))
 
 
@@ -139,6 +142,14 @@ def test_kind_and_time_of_unknown_lines_are_kept() -> None:
     assert kept_line(ROLLOUT, half) == {"kind": "unread:look"}
     many = {**line_of(look(1, 1, 5)), "reasons": ["dwell"] * LONGEST}
     assert kept_line(ROLLOUT, many) == {"kind": "unread:look", "at": many["at"]}
+
+
+@pytest.mark.parametrize("field", ["issuer", "subject", "name"])
+def test_a_person_with_a_part_that_is_none_is_nobody(field: str) -> None:
+    person = {**EVE.model_dump(), field: "a\nb"}
+    of_rollout = {**line_of(FACTS[6]), "person": person}
+    assert kept_line(ROLLOUT, of_rollout) == {**kept_line(ROLLOUT, of_rollout), "person": None}
+    assert "person" not in kept_line(OWN, {**OWN_LINES[7], "person": person})
 
 
 def test_a_person_is_named_and_not_quoted_in_hipaa_mode() -> None:

@@ -415,11 +415,11 @@ class FakeService:
             allowed.append(traffic(self.endpoint["deployments"]))
         return traffic(members) not in allowed
 
-    def _decide(self, verb: str, by: str) -> Answer:
+    def _decide(self, verb: str, by: str, **said: Any) -> Answer:
         lease = self.endpoint["lease"] if self.endpoint else None
         if not self.endpoint or not lease:
             raise Refusal(409, "invalid_request_error", "no lease is running")
-        decided = {"at": as_text(self.now), "by": by, "reason": None, "ticket": None}
+        decided = {"at": as_text(self.now), "by": by, "reason": None, "ticket": None, **said}
         if verb == "revert":
             self._change(lease["fallback"], None, self.endpoint.get("rollout_id"))
             self.endpoint["reverted"] = decided
@@ -429,10 +429,10 @@ class FakeService:
             self.endpoint["paused"] = decided if verb == "pause" else None
         return 200, dict(self.endpoint)
 
-    def decide(self, verb: str, by: str = "a person") -> None:
-        """Revert, pause or resume, as a person does."""
+    def decide(self, verb: str, by: str = "a person", **said: Any) -> None:
+        """Revert, pause or resume, as a person does, who has `said` why and who they are."""
         with self._lock:
-            self._decide(verb, by)
+            self._decide(verb, by, **said)
 
     def _renew(self, seconds: int) -> Answer:
         if not self.endpoint or not self.endpoint["lease"]:

@@ -36,7 +36,13 @@ def facts_of(record: RolloutRecord) -> dict[str, Any]:
         compared = record.last_comparison
         in_words += gates_in_words(compared.gates) if compared else []
         in_words += look_in_words(record.looks[-1])
-    names = ("decision", "approver", "comment")
+    approval: dict[str, Any] | None = None
+    if answer is not None:
+        names = ("decision", "approver", "comment")
+        approval = {name: getattr(answer, name) for name in names}
+        # Results from before persons were recorded have no such field, and are verified by this function, too.
+        if answer.person is not None:
+            approval["person"] = answer.person.model_dump()
     return {
         "endpoint_id": begun.endpoint_id,
         "history": history_of(record),
@@ -45,7 +51,7 @@ def facts_of(record: RolloutRecord) -> dict[str, Any]:
         "forecast": numbers,
         "in_words": in_words,
         "driver": driven(record) or None,
-        "approval": {name: getattr(answer, name) for name in names} if answer else None,
+        "approval": approval,
         "approval_asked_at": record.asked.at if record.asked else None,
         "rollout_id": begun.rollout_id,
     }

@@ -202,9 +202,10 @@ def _answer(line: Mapping[str, Any]) -> str:
     if line.get("decision") == "timeout":
         return "Nobody answered in time"
     comment = f" ({line['comment']})" if line.get("comment") else ""
-    return (
-        f"{line.get('approver') or 'Somebody'} decided: {line.get('decision', 'no data')}{comment}"
-    )
+    person = line.get("person")
+    by = f", signed in at {person['issuer']} as {person['subject']}," if person else ""
+    approver = line.get("approver") or "Somebody"
+    return f"{approver}{by} decided: {line.get('decision', 'no data')}{comment}"
 
 
 def gates_note(line: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ A plain endpoint is a row of the same kind with one member at 100 %.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -410,7 +411,10 @@ def _decided(
                 raise field_error(field, "is required in the hipaa mode", "missing_field")
     by = decision.name or context.audit_facts.key_id
     why = {"reason": decision.reason, "ticket": decision.ticket}
-    return row, {"at": render_time(context.now), "by": by, **why}
+    person = context.audit_facts.person
+    # What a provider says about a person counts before what the person writes.
+    known = {} if person is None else {"by": person.name, "person": asdict(person)}
+    return row, {"at": render_time(context.now), "by": by, **why, **known}
 
 
 @serves(contract.revert_canary_endpoint)

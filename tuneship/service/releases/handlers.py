@@ -292,7 +292,13 @@ def answer_release(context: Context, release_id: str, answer: ReleaseAnswer) -> 
     for field in ("reason", "ticket") if is_hipaa(row) else ():
         if getattr(answer, field) is None:
             raise field_error(field, "is required in the hipaa mode", "missing_field")
-    kept = {**answer.model_dump(), "at": render_time(context.now)}
+    kept = {
+        **answer.model_dump(),
+        "at": render_time(context.now),
+    }
+    # What a provider says about a person counts before what the person writes.
+    if (person := context.audit_facts.person) is not None:
+        kept |= {"name": person.name, "person": asdict(person)}
     question = {**question, "answer": kept}
     rows.change(connection, tables.releases, row["id"], context.now, question=question)
     return _shown(context, own_release(context, row["id"]))

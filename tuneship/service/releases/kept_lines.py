@@ -41,6 +41,14 @@ class _Gate(BaseModel):
     limit: Number | None = None
 
 
+class _SignedIn(BaseModel):
+    """The person who decided, where the service knew who had signed in."""
+
+    issuer: Annotated[str, Field(max_length=2048, pattern="^https?://[!-~]+$")]
+    subject: Annotated[str, Field(max_length=255, pattern="^[ -~]+$")]
+    name: PersonName
+
+
 # The fields of each kind of line in a release's own record, and their forms. Each line also has its time, `at`.
 _OWN_KINDS: Mapping[str, Mapping[str, Any]] = {
     "begun": {"flow_run_id": Word, "endpoint_id": Word},
@@ -62,6 +70,7 @@ _OWN_KINDS: Mapping[str, Mapping[str, Any]] = {
         "decision": Word,
         "approver": PersonName,
         "comment": Comment,
+        "person": _SignedIn | None,
     },
     "baseline": {"id": Word},
     "candidate": {"id": Word},
@@ -85,6 +94,7 @@ _PEOPLE = {
     "approver": TypeAdapter[str](PersonName),
     "by": TypeAdapter[str](PersonName),
     "comment": TypeAdapter[str](Comment),
+    "person": TypeAdapter[_SignedIn | None](_SignedIn | None),
 }
 
 
@@ -118,7 +128,10 @@ def _of_rollout(line: Mapping[str, Any]) -> dict[str, Any]:
     except ValidationError:
         return _unread(line)
     kept: dict[str, Any] = _plain(_FACT.dump_python(fact, mode="json"))
-    return {**kept, **_fitting({name: _PEOPLE[name] for name in _PEOPLE if name in kept}, line)}
+    people = {name: _PEOPLE[name] for name in _PEOPLE if name in kept}
+    # A person without a readable part is none.
+    blank = {"person": None} if "person" in kept else {}
+    return {**kept, **blank, **_fitting(people, line)}
 
 
 def _unread(line: Mapping[str, Any]) -> dict[str, Any]:
