@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.script.lines import Lines
-from flows.script.release_state import ReleaseState, RolloutGate, time_of
+from flows.script.release_state import STAGE_OF_WORK, ReleaseState, RolloutGate, time_of
 from tuneship.cli.live import (
     LOSS_STYLE,
     WAITING_STYLE,
@@ -41,6 +41,12 @@ CHECK_MARKS = {
     "reject": ("✗", "bold red"),
     "hold": ("✗", "magenta"),
     "warn": ("!", "magenta"),
+}
+# What a stage waits for while no task of it reports progress.
+WAITS = {
+    "tune": "waiting for the job to start",
+    "deploy": "waiting for the deployments to run",
+    "shift": "forecasting the rollout from the traffic so far",
 }
 LABEL_WIDTH = 10
 # The evidence of a gate is shorter where it lets two gates stand side by side.
@@ -99,6 +105,9 @@ class ReleasePicture:
         with self._lock:
             self._began, self._waits_for = True, ""
             self.state.progress(now)
+            # Steps of the split are no amount of work: the bar would promise an end.
+            if now.work not in STAGE_OF_WORK:
+                return
             if self._work is None or self._work[0].work != now.work:
                 self._forget_work()
                 task = self._bars.add_task("", total=None, is_bytes=now.is_bytes)
@@ -229,9 +238,11 @@ class ReleasePicture:
                 seconds = 60 * state.forecast_minutes - (time.monotonic() - self._shift_began)
                 left = f"; {in_minutes(seconds)} to go by the forecast" if seconds > 1 else ""
             return Text(state.look + left)
-        if self._work is not None and self._work[0].detail and not self._work[0].measures:
-            return Text(self._work[0].detail)
-        return None
+        if self._work is None:
+            waits = WAITS.get(state.running or "")
+            return Text(waits) if waits else None
+        work = self._work[0]
+        return Text(work.detail) if work.detail and not work.measures else None
 
     def _loss(self, width: int) -> Text:
         values = list(self.state.losses.values())

@@ -16,7 +16,7 @@ STAGES = ("validate", "upload", "combine", "tune", "deploy", "evaluate", "shift"
 StageState = Literal["waiting", "running", "done", "skipped", "stopped"]
 # Gates that do not test are not shown.
 TESTING = ("proven", "open", "hold", "harm")
-_STAGE_OF_WORK = {
+STAGE_OF_WORK = {
     "validate": "validate",
     "upload": "upload",
     "combine": "combine",
@@ -80,7 +80,7 @@ class ReleaseState:
 
     def progress(self, now: TaskProgress) -> None:
         """Take the progress of a task."""
-        if (stage := _STAGE_OF_WORK.get(now.work)) is not None:
+        if (stage := STAGE_OF_WORK.get(now.work)) is not None:
             self._reach(stage)
         loss = now.measures.get("training")
         if loss is not None and math.isfinite(loss):

@@ -36,24 +36,35 @@ class Picture(Live):
     """A live display on one console that survives a terminal of another width, and one that is gone."""
 
     def __init__(
-        self, console: Console, draw: Callable[[], RenderableType], *, stays: bool = False
+        self,
+        console: Console,
+        draw: Callable[[], RenderableType],
+        *,
+        stays: bool = False,
+        redirects: bool = True,
     ) -> None:
-        """Draw what `draw` returns, four times a second. `stays`: whether the last frame is left on the terminal."""
+        """Draw what `draw` returns, four times a second.
+
+        `stays`: whether the last frame is left on the terminal. `redirects`: whether what another part of the program
+        prints on the same terminal comes out above the picture.
+        """
         super().__init__(
             console=console,
             get_renderable=draw,
             refresh_per_second=DRAWN_PER_S,
             transient=not stays,
-            # What another part of the program prints on the same terminal comes out above the picture.
-            redirect_stdout=sys.stdout.isatty(),
+            redirect_stdout=redirects and sys.stdout.isatty(),
+            redirect_stderr=redirects,
         )
         self._width = console.width
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        """Clear the screen after a change of its width: where its old lines are now, nobody knows."""
+        """Begin on an empty screen after a change of its width: where its old lines are now, nobody knows."""
         if (width := self.console.width) != self._width:
             self._width = width
-            renderables = [Control.clear(), Control.home(), *renderables]
+            # They are moved out of the screen, not erased, as there may be more than this picture.
+            scrolled = Text("\n" * self.console.height)
+            renderables = [scrolled, Control.clear(), Control.home(), *renderables]
         return super().process_renderables(renderables)
 
     def refresh(self) -> None:
