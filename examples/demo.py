@@ -99,12 +99,13 @@ def main() -> int:
     parser.add_argument(
         "--rows", type=int, help="train and validate on the first so many rows of each file"
     )
+    parser.add_argument("--plain", action="store_true", help="write lines on a terminal, too")
     chosen = parser.parse_args()
     started = time.monotonic()
     memory = Memory()
     memory.start()
     folder = emptied(chosen.folder.resolve())
-    with running(folder) as run:
+    with running(folder, is_plain=chosen.plain) as run:
         acts, failures = play(Demo(run, chosen.rows, chosen.busy))
     summary(acts, folder, time.monotonic() - started, memory)
     for failure in failures:

@@ -86,9 +86,9 @@ def running(folder: Path, cluster: TrialCluster) -> Generator[DemoRun]:
     """Start the cluster and a Prefect server, and stop both at the end."""
     try:
         cluster.up()
-        with beside_prefect(
-            folder, ClientSettings.from_credentials(cluster.place.credentials)
-        ) as run:
+        settings = ClientSettings.from_credentials(cluster.place.credentials)
+        # The kill of a node is a line of this program, which would be written across a picture of the flow's.
+        with beside_prefect(folder, settings, is_plain=True) as run:
             yield run
     finally:
         cluster.down()

@@ -8,12 +8,16 @@ import sys
 import threading
 import time
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.text import Text
+
 from flows.script.local_processes import closed_server, embedded_service, prefect_server
+from tuneship.cli.live import Picture, in_minutes, shows_pictures
 from tuneship.client import Client
 from tuneship.host.durable import write_private
 from tuneship.settings import (
@@ -49,6 +53,8 @@ class DemoRun:
     folder: Path
     settings: ClientSettings
     environment: Mapping[str, str]
+    # Whether the flows write lines on a terminal, too.
+    is_plain: bool = False
 
     def release(self, title: str, name: str, parameters: Mapping[str, Any]) -> Result:
         """Run the flow with a params file of its own; returns its result."""
@@ -58,7 +64,8 @@ class DemoRun:
         flow = [sys.executable, str(ROOT / "flows" / "tune_and_deploy.py")]
         say(f"$ python flows/tune_and_deploy.py --params {shown(params)} --result {shown(result)}")
         started = time.monotonic()
-        code = self._run([*flow, "--params", str(params), "--result", str(result)])
+        plain = ["--plain"] if self.is_plain else []
+        code = self._run([*flow, "--params", str(params), "--result", str(result), *plain])
         outcome: Result = json.loads(result.read_text()) if result.is_file() else {}
         return outcome | {"exit_code": code, "seconds": time.monotonic() - started}
 
@@ -89,14 +96,14 @@ class DemoRun:
 
 
 @contextmanager
-def running(folder: Path) -> Generator[DemoRun]:
+def running(folder: Path, *, is_plain: bool = False) -> Generator[DemoRun]:
     """Start the service and the Prefect server in a folder, and stop both at the end."""
-    say("starting the service and the Prefect server")
     data = PipelineSettings(data_dir=folder / "data")
-    with (
-        embedded_service(data, environment_in(folder) | SERVICE_SETTINGS) as settings,
-        beside_prefect(folder, settings) as run,
-    ):
+    with ExitStack() as started:
+        with waiting("starting the service"):
+            service = embedded_service(data, environment_in(folder) | SERVICE_SETTINGS)
+            settings = started.enter_context(service)
+        run = started.enter_context(beside_prefect(folder, settings, is_plain=is_plain))
         with Client(settings) as client:
             # It signs in to the page where the releases of all acts appear.
             link = client.sign_in_links.create().url.replace("#", "?next=/console/releases#")
@@ -116,16 +123,34 @@ def environment_in(folder: Path) -> dict[str, str]:
 
 
 @contextmanager
-def beside_prefect(folder: Path, settings: ClientSettings) -> Generator[DemoRun]:
+def beside_prefect(
+    folder: Path, settings: ClientSettings, *, is_plain: bool = False
+) -> Generator[DemoRun]:
     """Start a Prefect server for runs against a service, and stop it at the end."""
     own = environment_in(folder)
-    with prefect_server(own, folder / "prefect.log") as variables:
+    with ExitStack() as started:
+        with waiting("starting the Prefect server"):
+            variables = started.enter_context(prefect_server(own, folder / "prefect.log"))
         write_private(folder / AUTH_FILE, variables["PREFECT_API_AUTH_STRING"] + "\n")
         say(
             f"service {settings.url}, Prefect UI {variables['PREFECT_API_URL'].removesuffix('/api')}"
         )
         say(f"sign in to the UI with the line in {shown(folder / AUTH_FILE)}")
-        yield DemoRun(folder, settings, own | service_variables(settings) | variables)
+        everything = own | service_variables(settings) | variables
+        yield DemoRun(folder, settings, everything, is_plain)
+
+
+@contextmanager
+def waiting(what: str) -> Generator[None]:
+    """Say what is waited for; a terminal also counts the seconds."""
+    console = Console()
+    if not shows_pictures(console):
+        say(what)
+        yield
+        return
+    started = time.monotonic()
+    with Picture(console, lambda: Text(f"{what}: {in_minutes(time.monotonic() - started)}")):
+        yield
 
 
 class Memory(threading.Thread):

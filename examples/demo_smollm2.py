@@ -82,6 +82,7 @@ def main() -> int:
         type=int,
         help=f"use so many rows of each file instead of {ROWS:,}, without a goal",
     )
+    parser.add_argument("--plain", action="store_true", help="write lines on a terminal, too")
     chosen = parser.parse_args()
     started = time.monotonic()
     memory = Memory()
@@ -96,7 +97,7 @@ def main() -> int:
     except subprocess.CalledProcessError as failed:
         return failed.returncode
     canary = CANARY | ({"latency_gates": None} if chosen.busy else {})
-    with running(folder) as run:
+    with running(folder, is_plain=chosen.plain) as run:
         results, failures = releases(run, canary, chosen.rows)
     summary(results, folder, time.monotonic() - started, memory)
     for failure in failures:

@@ -102,9 +102,10 @@ def _choose(
 
 if __name__ == "__main__":
     from flows.script.main import run_script
+    from flows.script.release_state import STAGES
 
     def run(file: RetrainFile) -> ReleaseResult | Skipped:
         """Pass the file's fields to the flow."""
         return retrain(file.release, file.train_on, file.minimum_new_examples, file.dataset_id)
 
-    run_script(run, RetrainFile, "Train and release again when there is new data.")
+    run_script(run, RetrainFile, "Train and release again when there is new data.", stages=STAGES)

@@ -139,4 +139,9 @@ if __name__ == "__main__":
     from flows.forms.plan_file import PlanFile
     from flows.script.main import run_script
 
-    run_script(shift_traffic, PlanFile, "Shift an endpoint's traffic to a candidate deployment.")
+    run_script(
+        shift_traffic,
+        PlanFile,
+        "Shift an endpoint's traffic to a candidate deployment.",
+        stages=("shift", "promote"),
+    )

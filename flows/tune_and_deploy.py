@@ -140,10 +140,12 @@ def _compare_answers(
 
 if __name__ == "__main__":
     from flows.script.main import run_script
+    from flows.script.release_state import STAGES
 
     run_script(
         tune_and_deploy,
         ReleaseParameters,
         "Tune a model and release it step by step.",
         result_when_stopped,
+        STAGES,
     )

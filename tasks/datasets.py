@@ -20,6 +20,7 @@ from tuneship.contract.datasets import (
 from tuneship.contract.lines.dataset_lines import DatasetFormat
 from tuneship.prefect.calls import RETRIES
 from tuneship.prefect.connection import UPLOAD_DEADLINE_S, api
+from tuneship.prefect.progress import bytes_of
 from tuneship.prefect.tasks import task_of, task_of_pages
 
 
@@ -29,8 +30,9 @@ def validate_dataset(
 ) -> DatasetValidation:
     """Let the service check every line of a file; a bad file is an answer, not an error."""
     form = DatasetValidate(format=dataset_format, base_model=base_model)
+    client = api(UPLOAD_DEADLINE_S).with_options(progress=bytes_of("validate"))
     with path.open("rb") as file:
-        return api(UPLOAD_DEADLINE_S).datasets.validate(form, file)
+        return client.datasets.validate(form, file)
 
 
 list_datasets = task_of_pages(Datasets.iterate)
@@ -42,7 +44,7 @@ def upload_dataset(path: Path, upload: DatasetUpload, run_key: str) -> DatasetCr
     content = [upload.name, upload.format, upload.tags.get(CONTENT_TAG)]
     with path.open("rb") as file:
         client = once(run_key, "upload", content, UPLOAD_DEADLINE_S)
-        return client.datasets.upload(upload, file)
+        return client.with_options(progress=bytes_of("upload")).datasets.upload(upload, file)
 
 
 get_dataset = task_of(datasets.get_dataset)

@@ -23,6 +23,7 @@ from tasks.datasets import (
 )
 from tuneship.contract.datasets import CONTENT_TAG, DatasetMerge, DatasetStatus, DatasetUpload
 from tuneship.contract.lines.dataset_lines import DatasetFormat
+from tuneship.prefect.progress import report
 from tuneship.prefect.waits import wait_for_dataset
 
 # Datasets that one merge of the service takes at most.
@@ -165,6 +166,7 @@ def _merged(dataset_ids: Sequence[str], name: str, run_key: str) -> str:
         ]
         return _merged([_merged(batch, name, run_key) for batch in batches], name, run_key)
     merge = DatasetMerge(dataset_ids=list(dataset_ids), name=f"{name} training data")
+    report("combine", 0, 0)
     merged = wait_for_dataset(merge_datasets(merge, run_key).id)
     get_run_logger().info(
         "%d datasets are merged into %s: %d examples",

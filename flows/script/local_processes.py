@@ -4,6 +4,7 @@ Both run in a session of their own, so that Ctrl-C in the terminal reaches the s
 clean-up is done. Next: `flows/script/main.py`.
 """
 
+import json
 import secrets
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from prefect.exceptions import PrefectHTTPStatusError
 
 from flows.shared.signals import uninterrupted
 from tuneship.client import ApiError, Client, ServiceUnreachable
+from tuneship.host.process_start import still_runs
 from tuneship.settings import (
     ClientSettings,
     PipelineSettings,
@@ -136,6 +138,18 @@ def _service_process(
                 f"the embedded service ended with code {code}: {last_line} (log: {log})"
             )
         yield None
+
+
+def running_service(data_dir: Path) -> ClientSettings | None:
+    """Reach the service that runs on this directory; None where none runs, or it is ending."""
+    try:
+        written: Any = json.loads((data_dir / "service.json").read_text())
+        # Another program may have taken the port since: it must not be sent the key.
+        if not still_runs(written):
+            return None
+        return _reach_running(data_dir, time.monotonic() + READY_WITHIN_S)
+    except (OSError, ValueError, AttributeError, CompanionFailed):
+        return None
 
 
 def _reach_running(data_dir: Path, end: float) -> ClientSettings | None:

@@ -8,7 +8,7 @@ import argparse
 import json
 import sys
 import traceback
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,13 +29,14 @@ from pydantic import BaseModel, ValidationError
 from flows.forms.release_form import DIRECTORY
 from flows.rollout.result import RollbackIncomplete
 from flows.rollout.rollback import stopping_signal
-from flows.script.console import Screen, show_runs_on
+from flows.script.console import Screen, open_screen, show_runs_on
 from flows.script.local_processes import (
     REFUSED_BY_PREFECT,
     CompanionFailed,
     embedded_service,
     is_refused,
     prefect_server,
+    running_service,
 )
 from flows.shared.approval import mark_as_own_server
 from flows.shared.errors import BadInput
@@ -119,15 +120,17 @@ def run_script(
     parameters: type[Parameters],
     description: str,
     when_stopped: Callable[[Parameters], FlowOutcome | None] | None = None,
+    stages: Sequence[str] = (),
 ) -> NoReturn:
     """Read the parameters, run the flow on them and exit with its code.
 
     `when_stopped` may return the result of a run that a signal stopped, after its clean-up; without it the result says
-    only that it was stopped.
+    only that it was stopped. `stages`: what the picture on a terminal shows; a flow without stages is shown in lines.
     """
-    screen = Screen()
-    stop_once(screen.say)
-    params, result = _arguments(description, parameters)
+    chosen = _arguments(description, parameters)
+    params, result = chosen.params, chosen.result
+    screen = open_screen(stages, chosen.plain)
+    stop_once(screen.say, screen.stopping)
     try:
         if result is not None:
             _check_writable(result)
@@ -135,7 +138,7 @@ def run_script(
     except BaseException as error:  # noqa: BLE001 - a script ends in a message and a code, whatever happened
         ending = _ending_after(error)
     ignore_stops()
-    screen.close()
+    screen.close(None if ending.message else ending.result)
     if ending.message:
         screen.say(ending.message, "bold red")
     if result is not None:
@@ -179,7 +182,7 @@ def load_parameters(file: Path, parameters: type[Parameters]) -> Parameters:
         raise BadInput(f"{file}: {len(problems)} problem(s)", problems) from None
 
 
-def _arguments(description: str, parameters: type[BaseModel]) -> tuple[Path | None, Path | None]:
+def _arguments(description: str, parameters: type[BaseModel]) -> argparse.Namespace:
     """Parse the command line; parameters that all have defaults need no file."""
     needed = any(field.is_required() for field in parameters.model_fields.values())
     parser = argparse.ArgumentParser(description=description, exit_on_error=False)
@@ -191,31 +194,39 @@ def _arguments(description: str, parameters: type[BaseModel]) -> tuple[Path | No
         help="YAML or JSON file of parameters",
     )
     parser.add_argument("--result", type=Path, metavar="FILE", help="write the result here as JSON")
+    parser.add_argument(
+        "--plain", action="store_true", help="write lines on a terminal, too, as into a file"
+    )
     try:
-        chosen = parser.parse_args()
+        return parser.parse_args()
     except argparse.ArgumentError as error:
         sys.stderr.write(f"{parser.format_usage()}{error}\n")
         sys.exit(1)
     except SystemExit as error:
         # argparse exits with 2 where it does not raise; here a bad call is 1.
         sys.exit(1 if error.code else 0)
-    return chosen.params, chosen.result
 
 
 def _run(script: "Script[Parameters]", params: Path | None, screen: Screen) -> Ending:
     chosen = load_parameters(params, script.parameters) if params else script.parameters()
     with ExitStack() as started:
         if not ClientSettings().url:
-            screen.say("looking for a service on this machine, or starting one")
-            settings = started.enter_context(embedded_service(PipelineSettings()))
-            screen.say(f"service ready at {settings.url}")
+            own = PipelineSettings()
+            settings = running_service(own.data_dir)
+            if settings is not None:
+                screen.wait(f"using the service that runs at {settings.url}")
+            else:
+                screen.wait("starting a service for this run")
+                settings = started.enter_context(embedded_service(own))
+                screen.serves_until_the_end()
+                screen.wait(f"service ready at {settings.url}")
             connect(settings)
             started.callback(disconnect)
         started.callback(finish)
         # A wrong key or a dead service fails here, before anything is created.
         api().models.list(limit=1)
-        started.enter_context(_prefect(screen))
         show_runs_on(screen)
+        started.enter_context(_prefect(screen))
         try:
             outcome = script.run(chosen)
         except BaseException as error:
@@ -246,7 +257,7 @@ def _prefect(screen: Screen) -> Generator[None]:
     if get_current_settings().api.url:
         yield
         return
-    screen.say("starting a Prefect server for this run")
+    screen.wait("starting a Prefect server for this run")
     log = PipelineSettings().reports.expanduser() / "prefect.log"
     environment = embedded_service_environment() | PREFECT_SERVER
     with prefect_server(environment, log) as variables:

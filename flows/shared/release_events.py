@@ -1,4 +1,5 @@
-"""Publishes the records of this process to the service, where people follow a release and answer its questions.
+"""Publishes the records of this process: to the service, where people follow a release and answer its questions, and
+to the terminal of a script.
 
 One thread sends what a `Journal` has written. The service says how far it has each record, so the thread keeps nothing
 on the disk: after an outage, a crash or a lost answer it goes on from there. The record stays the truth, and nothing
@@ -15,11 +16,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
 from pathlib import Path
+from typing import Any, Protocol
 
 from prefect.logging import get_logger
 
-from flows.shared.release_lines import announcement, batch, name_of, sendable
-from tuneship.client import ApiError, Client, TuneshipError
+from flows.shared.links import has_console
+from flows.shared.release_lines import RELEASES, announcement, batch, name_of, sendable
+from tuneship.client import ApiError, Client, TuneshipError, base_url
 from tuneship.contract.releases import GivenAnswer, ReleaseLines
 from tuneship.prefect.connection import api, open_client
 
@@ -36,6 +39,18 @@ _CAN_WAIT = ('"kind":"look"', '"kind":"probed"')
 # The guard sends records that nobody has written to for a minute, of the last day, if the newest releases lack lines.
 QUIET, RECENT, NEWEST = timedelta(minutes=1), timedelta(days=1), 200
 _LOG = get_logger("tuneship.releases")
+
+
+class Follower(Protocol):
+    """Somebody in this process who follows its records, as the service does."""
+
+    def line(self, fact: dict[str, Any], is_release: bool) -> None:
+        """Take a line of a release's own record, or of a rollout's; it holds what `sendable` lets out."""
+        ...
+
+    def page(self, url: str) -> None:
+        """Take the address of the console's page of the release."""
+        ...
 
 
 @dataclass
@@ -198,16 +213,42 @@ class ReleaseSender(threading.Thread):
     def _announce(self, record: _PublishedRecord) -> None:
         first = record.lines()[0]
         release = _briefly(self.client).releases.create(announcement(record.path, first))
+        if release.id != record.release_id and _followers and has_console(self.client.settings):
+            url = f"{base_url(self.client.settings.url)}/console/releases/{release.id}"
+            for follower in _followers:
+                follower.page(url)
         record.name, record.release_id = name_of(record.path, first), release.id
         record.move_to(release.records.get(record.name, 1))
 
 
 # The sender of this process, once something was written.
 _senders: list[ReleaseSender] = []
+_followers: list[Follower] = []
+# The records of which they know the beginning.
+_followed: set[Path] = set()
+
+
+def follow(follower: Follower) -> None:
+    """Let somebody follow the records that this process writes from now on, each from its beginning."""
+    _followers.append(follower)
+
+
+def _let_follow(path: Path, lines: Sequence[str]) -> None:
+    try:
+        known = path in _followed
+        _followed.add(path)
+        for line in [one.encode() for one in lines] if known else path.read_bytes().splitlines():
+            fact = sendable(path, line)
+            for follower in _followers:
+                follower.line(fact, path.parent.name == RELEASES)
+    except Exception as error:  # noqa: BLE001 - nobody who follows a release may stop it
+        _LOG.warning("a record is not followed here (%s)", type(error).__name__)
 
 
 def publish(path: Path, length: int, lines: Sequence[str]) -> None:
     """Note that a record has these new lines, and this length with them. Never waits and never raises."""
+    if _followers:
+        _let_follow(path, lines)
     client = open_client()
     if client is None:
         return

@@ -44,8 +44,11 @@ def ignore_stops() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def stop_once(say: Callable[[str], None]) -> None:
-    """Make the first SIGINT or SIGTERM raise `Stopped` in the main thread; later ones only print a line."""
+def stop_once(say: Callable[[str], None], stopping: Callable[[], None] | None = None) -> None:
+    """Make the first SIGINT or SIGTERM raise `Stopped` in the main thread; later ones only print a line.
+
+    `stopping` is called before that, in the middle of whatever the main thread does.
+    """
     received: list[int] = []
 
     def stop(number: int, _frame: FrameType | None) -> None:
@@ -53,6 +56,8 @@ def stop_once(say: Callable[[str], None]) -> None:
         if len(received) > 1:
             say("already stopping: the clean-up goes on")
             return
+        if stopping is not None:
+            stopping()
         raise Stopped(number)
 
     for number in STOPPING:

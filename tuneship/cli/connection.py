@@ -18,7 +18,7 @@ import typer
 
 from tuneship.cli.common import drop_unwritable_output, fail
 from tuneship.cli.fields import BadField, is_header
-from tuneship.host.process_start import process_start
+from tuneship.host.process_start import still_runs
 
 if TYPE_CHECKING:  # they start slowly
     from tuneship.client import Client
@@ -112,9 +112,7 @@ def _on_this_machine(data_dir: Path) -> "ClientSettings":
     if url is None or not credentials.is_file():
         raise NoService(NO_SERVICE)
     # Another program may have taken the port since: it must not be sent the key.
-    served = _fields_in(data_dir / "service.json")
-    process, started = served.get("pid"), served.get("started")
-    if not isinstance(process, int) or started is None or process_start(process) != started:
+    if not still_runs(_fields_in(data_dir / "service.json")):
         raise NoService(
             f"no service runs on {data_dir}: the last one, at {url}, has ended (`tuneship serve` starts it; one on "
             "another machine or in a container is named by TUNESHIP_URL, TUNESHIP_API_KEY and TUNESHIP_CLIENT_ID)"

@@ -110,7 +110,9 @@ def _upload(
     file: Path = given[name]
     is_lines = verb.operation.file_media is JSON_LINES
     source = opened_file(file, given.get("columns")) if is_lines else opened_folder(file)
-    with progress_bar(file.name) as progress, source as opened:
+    # The service checks every line before it answers, which may take longer than sending them.
+    bar = progress_bar(file.name, "the service is checking it")
+    with bar as progress, source as opened:
         watched = client if progress is None else client.with_options(progress=progress)
         return watched.call(verb.operation, **arguments, **{name: opened})
 
@@ -122,7 +124,9 @@ def _download(
 
     note("the service makes the export and compares it")
     try:
-        folder = client.download(target, verb.operation, **arguments)
+        with progress_bar(target.name) as progress:
+            watched = client if progress is None else client.with_options(progress=progress)
+            folder = watched.download(target, verb.operation, **arguments)
     except SourceError as error:
         raise BadField(f"FOLDER: {error}") from None
     files = sorted(file.name for file in folder.iterdir())

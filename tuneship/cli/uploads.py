@@ -1,4 +1,4 @@
-"""The file of an upload, and a bar that shows how much of it has been sent."""
+"""The file of an upload, and a bar that shows how much of it has been sent, or how much of a download has come."""
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -44,34 +44,29 @@ def opened_folder(path: Path) -> Generator[BinaryIO]:
 
 
 @contextmanager
-def progress_bar(name: str) -> Generator[Callable[[int, int], None] | None]:
-    """A function that moves a bar on standard error; None if standard error is no terminal."""
-    from rich.console import Console  # noqa: PLC0415 - starts slowly
-    from rich.progress import (  # noqa: PLC0415
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TransferSpeedColumn,
-    )
+def progress_bar(name: str, afterwards: str = "") -> Generator[Callable[[int, int], None] | None]:
+    """A function that moves a bar of bytes on standard error; None if that cannot show one.
+
+    `afterwards`: what happens once all bytes are there.
+    """
+    from rich.console import Console, Group  # noqa: PLC0415 - starts slowly
+    from rich.text import Text  # noqa: PLC0415
+
+    from tuneship.cli.live import Picture, bars, shows_pictures  # noqa: PLC0415
 
     console = Console(stderr=True)
-    if not console.is_terminal:
+    if not shows_pictures(console):
         yield None
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-    )
-    # Left alone: what is written to standard output would come out on the console of the bar.
-    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bar:
-        task = bar.add_task(one_line(name).replace("[", r"\["), total=None)
+    bar = bars()
+    task = bar.add_task("", total=None, is_bytes=True)
+    head = Text(one_line(name))
 
-        def show(sent: int, size: int) -> None:
-            # The service checks every line before it answers, which may take longer than sending them.
-            text = "the service is checking it" if sent >= size else None
-            bar.update(task, completed=sent, total=size, description=text)
+    def show(done: int, size: int) -> None:
+        if afterwards:
+            head.plain = f"{one_line(name)}: {afterwards}" if done >= size else one_line(name)
+        bar.update(task, completed=done, total=size or None)
 
+    # What is written to standard output would come out on the console of the bar.
+    with Picture(console, lambda: Group(head, bar), redirects=False):
         yield show

@@ -44,7 +44,8 @@ class Options:
     routing_key: str | None = None
     tries: int | None = None
     timeout_s: float | None = None
-    # Called with the bytes that an upload has sent so far, and with all of them.
+    # Called with the bytes that an upload has sent or a download has received so far, and with all of them (0: nobody
+    # knows, which only a download may report).
     progress: Progress | None = None
     # Called with the headers of a streamed answer, before its first piece.
     heard: Callable[[Mapping[str, str]], None] | None = None
@@ -192,6 +193,12 @@ class BaseClient:
         if self.options.heard is not None and answer.response is not None:
             self.options.heard(answer.response.headers)
         return answer
+
+    def _report_received(self, response: httpx.Response) -> None:
+        if self.options.progress is not None:
+            # Of the bytes on the wire, as the header counts them; 0 where a proxy has taken it away.
+            size = int(response.headers.get("content-length", 0))
+            self.options.progress(response.num_bytes_downloaded, size)
 
     def _tls(self) -> ssl.SSLContext | bool:
         file = self.settings.ca_file

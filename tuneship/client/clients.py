@@ -95,6 +95,7 @@ class Client(BaseClient, Blocking, Api[Blocking]):
                         blocks.append(block)
                     else:
                         sink.write(block)
+                        self._report_received(response)
                     if self._seconds_left() <= 0:
                         raise httpx.ReadTimeout("the answer did not end before the deadline")
         except HTTP_FAILURES as failure:
@@ -260,6 +261,7 @@ class AsyncClient(BaseClient, Asynchronous, Api[Asynchronous]):
                         return HttpAnswer(response)
                     async for block in response.aiter_bytes():
                         await asyncio.to_thread(call.sink.write, block)
+                        self._report_received(response)
                 return HttpAnswer(httpx.Response(response.status_code, content=b""))
         except HTTP_FAILURES as failure:
             return HttpAnswer(failure=failure)

@@ -1,6 +1,8 @@
 """When a process started: with its id, this names one process for good, since ids are used again."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 
 def process_start(pid: int) -> int | None:
@@ -12,3 +14,9 @@ def process_start(pid: int) -> int | None:
         return None
     # A zombie has ended: only its parent has not asked for its exit code yet.
     return None if fields[0] == "Z" else int(fields[19])
+
+
+def still_runs(written: Mapping[str, Any]) -> bool:
+    """Whether the process of a service's `service.json`, with its `pid` and when it `started`, still runs."""
+    process, started = written.get("pid"), written.get("started")
+    return isinstance(process, int) and started is not None and process_start(process) == started

@@ -218,15 +218,18 @@ def _progress(jobs: Sequence[Job]) -> float:
     total = sum(job.current_step if job.status in ENDED else job.total_steps for job in jobs)
     done = sum(job.current_step for job in jobs)
     detail = ", ".join(job.status for job in jobs)
+    losses: dict[str, float] = {}
     # Losses of several jobs would not fit on one line.
     if len(jobs) == 1 and jobs[0].training_loss is not None:
         [job] = jobs
         detail = (
             f"epoch {job.current_epoch}/{job.total_epochs}  training loss {job.training_loss:.3f}"
         )
+        losses["training"] = job.training_loss
         if job.validation_loss is not None:
             detail += f"  validation loss {job.validation_loss:.3f}"
-    report("training", done, total, detail)
+            losses["validation"] = job.validation_loss
+    report("training", done, total, detail, **losses)
     return 100.0 * done / total if total else 0.0
 
 

@@ -137,9 +137,9 @@ def test_a_watched_job_moves_and_ends(served: Service, environment: dict[str, st
     trainer.start_of(4)
     terminal = Terminal(environment, "jobs", "watch", job)
     trainer.step(1, loss=2.5)
-    served.until(lambda: "step 1/4 (25 %)  loss 2.5000" in terminal.text)
+    served.until(lambda: "1 of 4" in terminal.text and "  loss 2.5000" in terminal.text)
     trainer.step(2, loss=1.5)
-    served.until(lambda: "step 2/4 (50 %)  loss 1.5000" in terminal.text)
+    served.until(lambda: "2 of 4" in terminal.text and "█▁  loss 1.5000" in terminal.text)
     trainer.complete()
     assert terminal.end() == 0, terminal.text
     assert f"{job} is completed" in terminal.text.splitlines()[-1]

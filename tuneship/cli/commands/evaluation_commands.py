@@ -16,7 +16,7 @@ from tuneship.cli.common import fail
 from tuneship.cli.completion import completing
 from tuneship.cli.connection import connected, reported
 from tuneship.cli.operations import FOLLOWING_TRIES
-from tuneship.cli.output import is_terminal, one_line, readable, show_json, write
+from tuneship.cli.output import one_line, readable, show_json, write
 from tuneship.cli.parameters import AsJson
 from tuneship.contract.common import EvaluationId
 from tuneship.contract.evaluations import OPEN, Evaluation, EvaluationStatus, ExampleScores
@@ -60,7 +60,7 @@ def watch(evaluation_id: Identifier, as_json: AsJson = False) -> None:
     with reported(), connected() as asked:
         found = asked.evaluations.get(evaluation_id)
         client = asked.with_options(tries=FOLLOWING_TRIES)
-        with _progress(shows=is_terminal() and not as_json) as show:
+        with _progress(as_json) as show:
             while found.status in OPEN:
                 if not as_json:
                     show(found)
@@ -78,9 +78,15 @@ def watch(evaluation_id: Identifier, as_json: AsJson = False) -> None:
 
 
 @contextmanager
-def _progress(*, shows: bool) -> Generator[Any]:
+def _progress(as_json: bool) -> Generator[Any]:
     """Yield a function that shows an evaluation: a bar on a terminal, a line for each change elsewhere."""
-    if not shows:
+    from rich.console import Console, Group  # noqa: PLC0415 - starts slowly
+    from rich.text import Text  # noqa: PLC0415
+
+    from tuneship.cli.live import Picture, bars, shows_pictures  # noqa: PLC0415
+
+    console = Console()
+    if as_json or not shows_pictures(console):
         seen: list[str] = []
 
         def line(found: Evaluation) -> None:
@@ -91,23 +97,16 @@ def _progress(*, shows: bool) -> Generator[Any]:
 
         yield line
         return
-    from rich.progress import (  # noqa: PLC0415 - starts slowly
-        BarColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    bar, head = bars(), Text("")
+    task = bar.add_task("", total=None)
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, transient=True) as bar:
-        task = bar.add_task("queued", total=None)
+    def draw(found: Evaluation) -> None:
+        counts = found.examples
+        done = counts.scored + counts.leaked + counts.too_long + counts.failed
+        head.plain = f"{found.id}  {found.status}  {progress_of(found)}"
+        bar.update(task, completed=done, total=counts.selected or None)
 
-        def draw(found: Evaluation) -> None:
-            counts = found.examples
-            done = counts.scored + counts.leaked + counts.too_long + counts.failed
-            text = f"{found.status}  {progress_of(found)}"
-            bar.update(task, description=text, completed=done, total=counts.selected or None)
-
+    with Picture(console, lambda: Group(head, bar)):
         yield draw
 
 

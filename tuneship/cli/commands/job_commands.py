@@ -1,25 +1,28 @@
 """`tuneship jobs watch`: shows a job live until it has ended, and reconnects when the connection breaks."""
 
+import math
 import threading
 import time
 from collections.abc import Generator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tuneship.cli.completion import completing
 from tuneship.cli.connection import connected, reported
 from tuneship.cli.operations import FOLLOWING_TRIES
-from tuneship.cli.output import is_terminal, one_line, show_json, write
+from tuneship.cli.output import one_line, show_json, write
 from tuneship.cli.parameters import AsJson
 from tuneship.cli.streams import entry_line
 from tuneship.contract.common import JobId
 from tuneship.contract.jobs import Job, JobStatus
 from tuneship.contract.reports.job_reports import JobStep
 
-if TYPE_CHECKING:  # starts slowly
+if TYPE_CHECKING:  # they start slowly
+    from rich.console import Console
+
     from tuneship.client import Client
 
 # Speed and end time are in the job's record, which is read again so often.
@@ -50,8 +53,13 @@ def watch(
         seen = _Watched(asked.jobs.get(job_id))
         # From here on the service is known to be there, and a long pause is worth its while.
         client = asked.with_options(tries=FOLLOWING_TRIES)
-        if is_terminal() and not as_json:
-            with _live(client, seen):
+        from rich.console import Console  # noqa: PLC0415 - starts slowly
+
+        from tuneship.cli.live import shows_pictures  # noqa: PLC0415
+
+        console = Console()
+        if not as_json and shows_pictures(console):
+            with _live(client, seen, console):
                 _follow(client, seen, shows=False, as_json=False)
         else:
             _follow(client, seen, shows=True, as_json=as_json)
@@ -70,6 +78,7 @@ class _Watched:
 
     job: Job
     step: JobStep | None = None
+    losses: dict[int, float] = field(default_factory=dict[int, float])
     ended: threading.Event = field(default_factory=threading.Event)
 
 
@@ -78,6 +87,8 @@ def _follow(client: "Client", seen: _Watched, *, shows: bool, as_json: bool) -> 
         for entry in entries:
             if isinstance(entry, JobStep):
                 seen.step = entry
+                if math.isfinite(entry.training_loss):
+                    seen.losses[entry.step] = entry.training_loss
             if shows and as_json:
                 show_json(entry.model_dump(mode="json"), is_stream=True)
             elif shows:
@@ -85,11 +96,12 @@ def _follow(client: "Client", seen: _Watched, *, shows: bool, as_json: bool) -> 
 
 
 @contextmanager
-def _live(client: "Client", seen: _Watched) -> Generator[None]:
-    """A line that rich draws again several times a second, while a thread reads the job's record."""
-    from rich.console import Console  # noqa: PLC0415 - starts slowly
-    from rich.live import Live  # noqa: PLC0415
+def _live(client: "Client", seen: _Watched, console: "Console") -> Generator[None]:
+    """A picture that is drawn again several times a second, while a thread reads the job's record."""
+    from rich.console import Group, RenderableType  # noqa: PLC0415 - starts slowly
     from rich.text import Text  # noqa: PLC0415
+
+    from tuneship.cli.live import LOSS_STYLE, Picture, bars, sparkline  # noqa: PLC0415
 
     def read_again() -> None:
         from tuneship.client import TuneshipError  # noqa: PLC0415 - starts slowly
@@ -102,15 +114,23 @@ def _live(client: "Client", seen: _Watched) -> Generator[None]:
             except TuneshipError:
                 continue
 
+    bar = bars()
+    task = bar.add_task("", total=None)
+
+    def draw() -> RenderableType:
+        job, step = seen.job, seen.step
+        done = step.step if step else job.current_step
+        bar.update(task, completed=done, total=job.total_steps or None)
+        rows: list[RenderableType] = [Text(state_of(job, step)), bar]
+        if losses := losses_of(job, step):
+            curve = sparkline(list(seen.losses.values()), max(8, console.width - len(losses) - 2))
+            rows.append(Text.assemble((curve, LOSS_STYLE), "  " if curve else "", losses))
+        return Group(*rows)
+
     reader = threading.Thread(target=read_again, daemon=True)
     reader.start()
     try:
-        with Live(
-            get_renderable=lambda: Text(progress_line(seen.job, seen.step)),
-            console=Console(),
-            refresh_per_second=4,
-            transient=True,
-        ):
+        with Picture(console, draw):
             yield
     finally:
         seen.ended.set()
@@ -118,27 +138,25 @@ def _live(client: "Client", seen: _Watched) -> Generator[None]:
         reader.join()
 
 
-def progress_line(job: Job, step: JobStep | None) -> str:
-    """One line about a job that has not ended."""
+def state_of(job: Job, step: JobStep | None) -> str:
+    """The state of a job that has not ended, its speed, and when it will end."""
     if job.status == JobStatus.QUEUED and step is None:
         place = "" if job.queue_position is None else f", {job.queue_position} in the queue"
         return f"{job.id}  {job.status}{place}"
-    done = step.step if step else job.current_step
-    total = job.total_steps
-    share = f" ({100 * done // total} %)" if total else ""
-    training = step.training_loss if step else job.training_loss
-    validation = step.validation_loss if step else job.validation_loss
-    parts: list[Any] = [
-        job.id,
-        job.status,
-        f"step {done}/{total or '?'}{share}",
-        None if training is None else f"loss {training:.4f}",
-        None if validation is None else f"validation {validation:.4f}",
-        None if job.tokens_per_second is None else f"{job.tokens_per_second:,.0f} tokens/s",
-    ]
+    parts = [job.id, str(job.status)]
+    if job.tokens_per_second is not None:
+        parts.append(f"{job.tokens_per_second:,.0f} tokens/s")
     if job.estimated_completion_at is not None:
         parts.append(f"ends at {job.estimated_completion_at.astimezone():%H:%M:%S}")
-    return "  ".join(part for part in parts if part is not None)
+    return "  ".join(parts)
+
+
+def losses_of(job: Job, step: JobStep | None) -> str:
+    """The newest losses of a job; empty before the first one."""
+    training = step.training_loss if step else job.training_loss
+    validation = step.validation_loss if step else job.validation_loss
+    known = {"loss": training, "validation": validation}
+    return "  ".join(f"{name} {loss:.4f}" for name, loss in known.items() if loss is not None)
 
 
 def ending(job: Job) -> str:

@@ -25,6 +25,9 @@ def release(
     result: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the result here as JSON.")
     ] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Write lines on a terminal, too, as into a file.")
+    ] = False,
 ) -> None:
     """Tune a model and release it step by step, while its gates allow it.
 
@@ -48,4 +51,6 @@ def release(
     sys.argv = ["tuneship release", "--params", str(params)]
     if result is not None:
         sys.argv += ["--result", str(result)]
+    if plain:
+        sys.argv += ["--plain"]
     runpy.run_module(FLOW, run_name="__main__", alter_sys=True)
