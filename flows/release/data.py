@@ -167,7 +167,7 @@ def _merged(dataset_ids: Sequence[str], name: str, run_key: str) -> str:
     merge = DatasetMerge(dataset_ids=list(dataset_ids), name=f"{name} training data")
     merged = wait_for_dataset(merge_datasets(merge, run_key).id)
     get_run_logger().info(
-        "%d datasets are merged into %s: %d examples",
+        "%d datasets are combined in %s: %d examples",
         len(dataset_ids),
         merged.id,
         merged.num_examples,
