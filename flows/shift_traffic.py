@@ -1,4 +1,4 @@
-"""Shift an endpoint's traffic from a baseline deployment to a candidate, step by step, as far as the evidence carries.
+"""Shift an endpoint's traffic from a baseline deployment to a candidate, step by step, while its gates allow it.
 
 Order: open the record -> find or create the endpoint -> forecast -> first step -> looks (renew the lease, read both
 deployments' metrics, decide, move) -> bake at 80 % -> 100 % -> retire the baseline. Requires: two

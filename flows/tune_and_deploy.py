@@ -50,7 +50,7 @@ from flows.shift_traffic import ready, shift_traffic
     on_cancellation=[clean_up],
 )
 def tune_and_deploy(release: ReleaseParameters) -> ReleaseResult:
-    """Tune a model, and let it serve only as far as the evidence goes."""
+    """Tune a model, and shift traffic to it step by step while its gates allow it."""
     ready(release.canary)  # a plan that cannot run here is refused before anything is created
     chosen_trackers(release.tracking)  # and so is a setting that is wrong
     with endpoint_lock(release.endpoint):

@@ -166,14 +166,15 @@ class DatabaseSettings(_Settings):
     database_listen_url: SecretStr | None = Field(
         default=None,
         description="The same Postgres without the pooler that database_url leads through, for the connections that "
-        "need a session: what members tell each other, and the claim of a service.",
+        "need a session: messages between members, and the lock of a service on its database.",
     )
     database_connections: Annotated[
         int,
         Field(
             ge=8,
             le=1000,
-            description="Connections to Postgres at the same time; urgent work, news and the claim have up to 11 more.",
+            description="Connections to Postgres at the same time; urgent work, messages between members and the lock "
+            "have up to 11 more.",
         ),
     ] = 72
 
@@ -200,7 +201,7 @@ class CatalogueSettings(_Settings):
     """The offered models and machines, in addition to the shipped ones."""
 
     model_catalogue: Path | None = Field(
-        default=None, description="YAML file that lists further base models."
+        default=None, description="YAML file (models.yaml) that lists further base models."
     )
     instance_catalogue: Path | None = Field(
         default=None, description="YAML file that lists further instance types and regions."
@@ -407,7 +408,10 @@ class ReplicaSettings(_Settings):
     ] = 300.0
     vllm_command: Annotated[
         Command,
-        Field(min_length=1, description="Starts vLLM for bases whose catalogue entry asks for it."),
+        Field(
+            min_length=1,
+            description="Starts vLLM for base models with `runtime: vllm` in models.yaml.",
+        ),
     ] = ("vllm", "serve")
     vllm_start_timeout_s: Annotated[
         float, Field(gt=0, le=900, description="Until a vLLM server must be ready.")
@@ -528,7 +532,7 @@ class ServiceSettings(
     )
     drain_notice_s: Annotated[float, Field(ge=0, le=600)] | None = Field(
         default=None,
-        description="Seconds for which a service that was asked to end goes on while `/readyz` says that it will, so "
+        description="Seconds for which a service that was asked to end continues while `/readyz` says that it will, so "
         "that a balancer sends it nothing more; default: 5 in a cluster, else 0.",
     )
 

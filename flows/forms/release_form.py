@@ -247,7 +247,7 @@ class ReleaseEvaluation(EvaluationSettings):
     )
     on_inconclusive: Literal["continue", "hold"] = Field(
         default="continue",
-        description="Where the examples cannot decide: go on with a note, or hold as a training gate does.",
+        description="Where the examples cannot decide: continue with a note, or hold as a training gate does.",
     )
 
     @model_validator(mode="after")
@@ -306,7 +306,7 @@ class Tracking(StrictModel):
         default=None,
         gt=0,
         le=3600,
-        description="Seconds until all trackers are done; then they are ended, and the release goes on.",
+        description="Seconds until all trackers are done; then they are ended, and the release continues.",
     )
 
     @property
@@ -418,7 +418,7 @@ class ReleaseParameters(StrictModel):
         min_length=1,
         max_length=128,
         pattern=ONE_LINE,
-        description="Makes a repeated run go on where it was stopped; default: from these parameters.",
+        description="Makes a repeated run continue where it was stopped; default: from these parameters.",
     )
     force: bool = Field(
         default=False, description="Release again what was rolled back in the last 24 hours."

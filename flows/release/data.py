@@ -169,7 +169,7 @@ def _merged(dataset_ids: Sequence[str], name: str, run_key: str) -> str:
     report("combine", 0, 0)
     merged = wait_for_dataset(merge_datasets(merge, run_key).id)
     get_run_logger().info(
-        "%d datasets are merged into %s: %d examples",
+        "%d datasets are combined in %s: %d examples",
         len(dataset_ids),
         merged.id,
         merged.num_examples,

@@ -174,7 +174,7 @@ class ReleaseRun:
         if gate.state == "pass":
             return None
         if gate.state == "hold" and self.release.evaluation.on_inconclusive == "continue":
-            self.notes.append(f"gate {gate.name} holds, and the release goes on: {gate.note}")
+            self.notes.append(f"gate {gate.name} holds, and the release continues: {gate.note}")
             return None
         if gate.state == "hold" and self.release.canary.approval == "required":
             said = self._ask_about([gate])
@@ -267,7 +267,7 @@ class ReleaseRun:
         self.known = dict(begun.get("known", {}))
         self.gates = [GateResult(**gate) for gate in begun.get("gates", [])]
         self.notes = list(begun.get("notes", []))
-        get_run_logger().info("the rollout of %s goes on", plan.candidate_deployment_id)
+        get_run_logger().info("the rollout of %s continues", plan.candidate_deployment_id)
         return result or plan
 
     def result_of_rollout(self, rollout: RolloutResult) -> ReleaseResult:

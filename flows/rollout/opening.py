@@ -72,7 +72,7 @@ def open_rollout(plan: CanaryPlan, folder: RecordFolder, log: Log) -> RolloutSpl
 
 def resume(plan: CanaryPlan, file: RecordFile, log: Log) -> RolloutSplit:
     """Resume the open rollout from its record; `settle` makes record and split agree."""
-    log.info("rollout %s goes on at %d %%", file.path.stem, file.record.weight)
+    log.info("rollout %s continues at %d %%", file.path.stem, file.record.weight)
     if any(isinstance(fact, Ended) for fact in file.record.facts):
         file.append(Resumed())
     return _as_left(plan, file, log)
@@ -155,7 +155,7 @@ def _admitted(
 ) -> CanaryEndpoint | RolloutResult | None:
     """Find or create the endpoint, or refuse the plan; None where a bare server cannot read endpoints."""
     for record in damaged:
-        log.warning("%s; it is set aside", record.why)
+        log.warning("%s; it is left out", record.why)
     # These need no endpoint, so a plan that they refuse creates none.
     result = _rejected_if_damaged(damaged, plan) or _result_if_gone(plan)
     if result is not None:

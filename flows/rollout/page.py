@@ -26,7 +26,7 @@ def report_look(split: RolloutSplit, look: Look) -> None:
     """Report progress; where the split changes, write a log line and the page."""
     why = ", ".join(look.reasons) or look.reason
     needed = f" ({look.needed})" if look.needed else ""
-    report("canary", look.weight, 100, f"look {look.number}: {look.verdict} {why}{needed}")
+    report("canary", look.weight, 100, f"check {look.number}: {look.verdict} {why}{needed}")
     # Most looks hold: a line and a page for each would bury the rest.
     if look.verdict is Verdict.HOLD:
         return
@@ -37,7 +37,7 @@ def report_look(split: RolloutSplit, look: Look) -> None:
             baseline = share(gate.baseline_bad, gate.baseline_requests)
             gates.append(f"{gate.name} {candidate} v {baseline} {gate.state}")
     split.log.info(
-        "look %d at %d %%: %s%s; %s",
+        "check %d at %d %%: %s%s; %s",
         look.number,
         look.weight,
         look.verdict,
@@ -87,7 +87,7 @@ def page(record: RolloutRecord, result: RolloutResult | None = None) -> str:
         sections += [listed(look_in_words(looks[-1])), table(*gate_table(gates))]
         if looks[-1].thresholds:
             sections += ["## Plain thresholds", table(*threshold_table(looks[-1].thresholds))]
-        sections += ["## Looks", table(*look_table(looks))]
+        sections += ["## Checks", table(*look_table(looks))]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 

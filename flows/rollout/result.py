@@ -28,8 +28,8 @@ class RolloutResult(BaseModel):
     )
     decisions: list[dict[str, Any]] = Field(
         default_factory=list[dict[str, Any]],
-        description="Every look: verdict, counts, shares and e-values of the active gates, each limit beside its"
-        " value. What has no value at a look is left out.",
+        description="Every check: verdict, counts, shares and e-values of the active gates, each limit beside its"
+        " value. What has no value at a check is left out.",
     )
     forecast: dict[str, Any] | None = Field(
         default=None,

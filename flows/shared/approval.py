@@ -53,7 +53,7 @@ class Approval(RunInput):
     """The form that a person fills in."""
 
     decision: Literal["promote", "roll back"] = Field(
-        default="roll back", description="promote: go on; roll back: keep what serves now."
+        default="roll back", description="promote: continue; roll back: keep what serves now."
     )
     approver: str = Field(
         min_length=1,

@@ -206,7 +206,7 @@ class ReleaseSender(threading.Thread):
                 record.move_to(reply.next_line)
                 rest = record.lines(record.sent)
             else:
-                raise ValueError("the service does not go on")
+                raise ValueError("the service does not continue")
         if record.is_waiting:
             raise ValueError("the file has lost lines")
 

@@ -54,7 +54,7 @@ def stop_once(say: Callable[[str], None], stopping: Callable[[], None] | None = 
     def stop(number: int, _frame: FrameType | None) -> None:
         received.append(number)
         if len(received) > 1:
-            say("already stopping: the clean-up goes on")
+            say("already stopping: the clean-up continues")
             return
         if stopping is not None:
             stopping()

@@ -15,7 +15,7 @@ class GuardRules(BaseModel):
         default=60,
         ge=0,
         le=86_400,
-        description="A rollout without a driver and without a look for this long, and for three looks, is abandoned.",
+        description="A rollout without a driver and without a check for this long, and for three checks, is abandoned.",
     )
     release_silence_hours: int = Field(
         default=24,

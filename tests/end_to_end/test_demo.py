@@ -68,7 +68,7 @@ def _replay(folder: Path, results: list[dict[str, str]]) -> None:
         command = [sys.executable, "-m", "tuneship.cli.main", "rollouts", "replay", str(record)]
         run = subprocess.run(command, capture_output=True, text=True, check=False)
         assert run.returncode == 0, run.stderr
-        assert f"looks decide as they are recorded; {result['outcome']}" in run.stdout
+        assert f"checks decide as they are recorded; {result['outcome']}" in run.stdout
 
 
 def _check_weights(history: list[dict[str, dict[str, int]]], candidate: str) -> None:

@@ -228,7 +228,7 @@ def test_a_rolling_upgrade_refuses_nothing_and_loses_nothing(
         env={**os.environ, **settings},
         stderr=subprocess.PIPE,
     )
-    assert "cannot go on with the tables of this version" in refused.communicate()[1]
+    assert "cannot continue with the tables of this version" in refused.communicate()[1]
     assert refused.returncode
     newer = next_version(tmp_path / "next", works_with=HEAD)
     # In the end one of them goes back to the version before.

@@ -85,7 +85,7 @@ def test_a_dataset_that_cannot_be_processed_fails_after_a_few_tries_and_holds_up
     assert fault.tries == TRIES
     error = dataset_of(service, first)["error"]
     assert error["code"] == "internal_error"
-    assert f"{TRIES} tries ended with an internal error (ZeroDivisionError)" in error["message"]
+    assert f"{TRIES} attempts ended with an internal error (ZeroDivisionError)" in error["message"]
     assert PRIVATE not in error["message"]
 
 

@@ -287,7 +287,7 @@ def main() -> None:
     parser.add_argument("--ports", type=port_range, default=range(1), help="e.g. 20000-20999")
     parser.add_argument("--ready-fd", type=int, default=1, help="where to say that it listens")
     parser.add_argument("--alone-s", type=float, default=ALONE_S, help="end when alone so long")
-    parser.add_argument("--outlives-parent", action="store_true", help="go on when it ends")
+    parser.add_argument("--outlives-parent", action="store_true", help="continue when it ends")
     options, parent = parser.parse_args(), os.getppid()
     if options.outlives_parent:
         outlive_parent()

@@ -321,7 +321,7 @@ class AgentTraining:
             if self._worker is None and not self._is_unstartable and not self._lease.is_over:
                 self._worker = self._started(self._order)
         except OSError as error:  # a process that runs goes by the deadline before
-            logger.warning("a training cannot be started or go on: %s", error.strerror)
+            logger.warning("a training cannot be started or continued: %s", error.strerror)
             self._is_unstartable = self._worker is None
 
     def _warm_up(self, base: Path, *, isolated: bool) -> None:

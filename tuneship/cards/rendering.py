@@ -140,7 +140,7 @@ def _model(card: ModelCard) -> Iterator[str]:
 
 
 def _data(card: ModelCard) -> Iterator[str]:
-    titles = ("dataset", "id", "examples", "tokens", "SHA-256", "merged from")
+    titles = ("dataset", "id", "examples", "tokens", "SHA-256", "combined from")
     if not card.data:
         yield from ("The training data are not known here.", "")
         return

@@ -126,7 +126,9 @@ def parameters_of(verb: DeclaredVerb) -> list[inspect.Parameter]:
         found += field_options(model, FIELDS)
         found += body_options(model)
     if verb.can_follow:
-        info = typer.Option("--follow", "-f", help="Go on until the end, over broken connections.")
+        info = typer.Option(
+            "--follow", "-f", help="Continue until the end, over broken connections."
+        )
         found.append(parameter("follow", bool, info, False))
     if verb.paged:
         info = typer.Option("--all", help="Fetch every page.", rich_help_panel=GENERAL)

@@ -45,7 +45,7 @@ class AuditPage(Reply):
 
 
 class AuditHead(Reply):
-    """A signed head of the audit chain of all tenants: number and seal of one row, which stand for all rows up to it.
+    """A signed head of the audit chain of all tenants: number and signature of one row, and so of all rows up to it.
 
     Ed25519 signs the first three fields, each on a line of its own. Bytes are in hexadecimal.
     """

@@ -25,7 +25,7 @@ SERVICE = "service"
 EncryptionLevel = Annotated[
     Literal["standard", "maximum"],
     Field(
-        description="Every new file is sealed at both levels; `maximum` also refuses files that are not."
+        description="Every new file is encrypted at both levels; `maximum` also refuses files that are not."
     ),
 ]
 ComplianceMode = Annotated[

@@ -143,7 +143,7 @@ class LineProblem(Reply):
 
 
 class DatasetCreated(DatasetSummary):
-    """A dataset in the reply to upload and merge. The counts of a big one are 0 until it is `processed`."""
+    """A dataset in the reply to an upload or a combination. The counts of a big one are 0 until it is `processed`."""
 
     description: str = ""
     tokenizer: Annotated[
@@ -154,7 +154,7 @@ class DatasetCreated(DatasetSummary):
         int | None,
         Field(
             exclude_if=absent,
-            description="Examples of a merged dataset that repeat an earlier one; all are kept (additive).",
+            description="Examples of a combined dataset that repeat an earlier one; all are kept (additive).",
         ),
     ] = None
     suggestions: Annotated[
@@ -377,7 +377,7 @@ def delete_dataset(dataset_id: DatasetId) -> Deleted:
     ),
 )
 def merge_datasets(merge: DatasetMerge) -> DatasetCreated:
-    """Concatenate datasets of one format into a new one (§4.2). Nothing is dropped; the sources may be deleted.
+    """Combine datasets of one format in a new one (§4.2). Nothing is dropped; the sources may be deleted.
 
     The datasets must be different ones. Examples that repeat an earlier one are kept and counted in
     `duplicate_examples`.

@@ -54,7 +54,7 @@ Region = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 class DeploymentStatus(StrEnum):
     """States of a deployment; a new one is `creating`, then `running` or `failed`.
 
-    `updating` is a change: the replicas that there are go on answering. `failed` has an `error`, and only an update or
+    `updating` is a change: the existing replicas continue to answer. `failed` has an `error`, and only an update or
     a delete leaves it. `deleting` becomes `deleted`; such a deployment can be fetched for 24 hours, then it is 404.
     """
 

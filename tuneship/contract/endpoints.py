@@ -492,7 +492,7 @@ def pause_canary_endpoint(
 ) -> CanaryEndpoint:
     """Hold the split of a rollout in progress until it is resumed (additive); the version stays as it is.
 
-    Reverting lifts the pause, and so does the lease when it lapses. 409 without a lease, for one that was not taken
+    Reverting lifts the pause, and so does the lease when it expires. 409 without a lease, for one that was not taken
     with `pausable`, and where the rollout is paused already.
     """
     raise NotImplementedError
@@ -509,7 +509,7 @@ def pause_canary_endpoint(
 def resume_canary_endpoint(
     endpoint_id: CanaryEndpointId, decision: CanaryDecision
 ) -> CanaryEndpoint:
-    """Let a paused rollout go on (additive); the version stays as it is. 409 where it is not paused."""
+    """Let a paused rollout continue (additive); the version stays as it is. 409 where it is not paused."""
     raise NotImplementedError
 
 

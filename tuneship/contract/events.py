@@ -147,7 +147,7 @@ def list_events(limit: LogLimit = 100, after: str | None = None) -> EventPage:
     """List the events of the last 30 days, oldest first (additive); for receivers that miss or cannot get calls.
 
     Each change has its event, and each event its change. A job is `queued`, `started`, `epoch_completed` for each
-    epoch, and ends as `succeeded`, `failed` or `cancelled`; `cancelling` has no event. An upload or a merge is
+    epoch, and ends as `succeeded`, `failed` or `cancelled`; `cancelling` has no event. An upload or a combination is
     `dataset.uploaded`, then `processed` or `failed`. A deployment is `created`, `updated`, and `deleted` once it is
     gone; `status_changed` has `from` and `to`, `health_changed` comes from probes. `canary_endpoint.reverted`: a lease
     ran out (`lease_expired`), or a `person` decided so; `paused` and `resumed`: a person decided so.

@@ -46,7 +46,7 @@ class InstanceTypes(Reply):
 def list_instance_types() -> InstanceTypes:
     """List the instance types; those that this installation has are `available`.
 
-    They are `local` and what the operator's catalogue lists.
+    They are `local` and what the operator's file of instance types lists.
     """
     raise NotImplementedError
 

@@ -44,7 +44,7 @@ class JobStatus(StrEnum):
     """States of a job; `completed`, `failed` and `cancelled` never change.
 
     A `queued` job becomes `running`, then `completed` or `failed`; it may also fail at once. A `running` job is
-    `queued` again when the service or its worker has died: it goes on from its last checkpoint, without a second
+    `queued` again when the service or its worker has died: it continues from its last checkpoint, without a second
     `started` event, and is `failed` after three attempts without progress. A cancelled job is `cancelling` until its
     processes are gone.
     """
@@ -200,7 +200,7 @@ class JobCreate(CreateRequest):
         DatasetId | None,
         Field(
             description="Examples that the model is measured on. Default: a tenth of the training examples, at least "
-            "one, is set aside.\n\n"
+            "one, is kept out of the training.\n\n"
             "These are always the same ones. The field stays null, and the log has a warning."
         ),
     ] = None
@@ -303,7 +303,7 @@ class Job(JobCreated):
         float | None,
         Field(
             description="Of a completed job: share of the validation examples behind whose answers the end of the turn "
-            "was the likeliest token. A model that has not learnt it goes on until `max_tokens`."
+            "was the likeliest token. A model that has not learnt it writes until `max_tokens`."
         ),
     ] = None
     devices: Annotated[

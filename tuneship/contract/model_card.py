@@ -140,7 +140,7 @@ class CardDataset(CardPart):
     sha256: str | None = Field(default=None, description="Of the uploaded file.")
     examples: int | None = None
     tokens: int | None = None
-    parents: list[str] = Field(default_factory=list[str], description="Datasets merged into it.")
+    parents: list[str] = Field(default_factory=list[str], description="Datasets combined in it.")
 
 
 class CardTraining(CardPart):

@@ -58,7 +58,7 @@ Decision = Literal["promote", "roll back"]
 
 
 class ReleaseStatus(StrEnum):
-    """States of a release. `waiting`: a question to a person is open. `paused`: it stopped undecided, and may go on."""
+    """States of a release. `waiting`: a question to a person is open. `paused`: undecided; it may continue."""
 
     RUNNING = "running"
     WAITING = "waiting"
@@ -202,7 +202,7 @@ class ReleaseLinePage(Reply):
 
 
 class LookPoint(Reply):
-    """One look in short, for charts."""
+    """One check (look) in short, for charts."""
 
     number: int
     at: Timestamp | None
@@ -217,18 +217,18 @@ class LookPoint(Reply):
 
 
 class ReleaseEvidence(Reply):
-    """The findings of the looks at both deployments. Of many looks a part is shown, always with the newest."""
+    """The findings of the checks of both deployments. Of many checks a part is shown, always with the newest."""
 
     looks: int
     points: list[LookPoint]
     last_look: dict[str, Any] | None = Field(
-        description="The newest look at both deployments, whole: counts, values and limits of its gates. Looks after a "
-        "bake see the candidate alone."
+        description="The newest check of both deployments, whole: counts, values and limits of its gates. Checks after "
+        "a bake see the candidate alone."
     )
 
 
 class LinesStored(Reply):
-    """`next_line`: where the record goes on. `answer`: the answer to the open question, if one was given."""
+    """`next_line`: where the record continues. `answer`: the answer to the open question, if one was given."""
 
     next_line: int
     answer: GivenAnswer | None
@@ -376,7 +376,7 @@ def add_release_lines(release_id: ReleaseId, added: ReleaseLines) -> LinesStored
 def list_release_lines(
     release_id: ReleaseId, limit: LogLimit = 100, after: str | None = None, looks: bool = True
 ) -> ReleaseLinePage:
-    """List the stored lines of a release, oldest first (additive). `looks=false` leaves out looks and probes."""
+    """List the stored lines of a release, oldest first (additive). `looks=false` leaves out checks and probes."""
     raise NotImplementedError
 
 
@@ -403,7 +403,7 @@ def list_release_lines(
     ),
 )
 def get_release_evidence(release_id: ReleaseId) -> ReleaseEvidence:
-    """Fetch the evidence of a release's rollout, look by look (additive)."""
+    """Fetch the evidence of a release's rollout, check by check (additive)."""
     raise NotImplementedError
 
 
@@ -430,7 +430,7 @@ def get_release_evidence(release_id: ReleaseId) -> ReleaseEvidence:
     ),
 )
 def answer_release(release_id: ReleaseId, answer: ReleaseAnswer) -> Release:
-    """Answer the open question of a release; the pipeline acts on it at its next look (additive).
+    """Answer the open question of a release; the pipeline acts on it at its next check (additive).
 
     409 where no question is open, or another one is. 403 for a promotion by the key that announced the release, where
     the installation asks for four eyes or the release is in the hipaa mode.

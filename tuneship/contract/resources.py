@@ -31,7 +31,7 @@ C = TypeVar("C", bound=Blocking | Asynchronous)
 # Every file of the contract that declares operations, in reading order, with its text in the
 # OpenAPI document.
 SECTIONS = {
-    datasets: "Upload, validate, list, fetch, merge and delete training data.",
+    datasets: "Upload, validate, list, fetch, combine and delete training data.",
     jobs: "Fine-tuning jobs, their metrics and their logs, also as a stream.",
     models: "Base models and fine-tuned ones.",
     deployments: "Models that answer requests.",
@@ -44,7 +44,7 @@ SECTIONS = {
     webhooks: "Receivers of events, and what became of each event there.",
     events: "What happened in the last 30 days.",
     instances: "Where work can run.",
-    audit: "Who did what, sealed row by row.",
+    audit: "Who did what, signed row by row.",
     api_keys: "The keys of the tenant, without their secrets.",
     sign_in_links: "Links that sign a person in to the console.",
     monitoring: "What the service counts and measures, for Prometheus.",

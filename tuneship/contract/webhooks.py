@@ -71,7 +71,7 @@ Moment = Annotated[datetime, BeforeValidator(_utc)]
 
 
 class DeliveryStatus(StrEnum):
-    """States of a delivery. `pending`: tries are left. `dead`: none are; retry or replay sends it again."""
+    """States of a delivery. `pending`: attempts are left. `dead`: none are; retry or replay sends it again."""
 
     PENDING = "pending"
     DELIVERED = "delivered"
@@ -224,8 +224,8 @@ EXAMPLE_DELIVERY = {
 def create_webhook(webhook: WebhookCreate) -> WebhookSecret:
     """Register a receiver; the answer holds its secret, once (additive).
 
-    Deliveries follow Standard Webhooks 1.0: `webhook-id` (the same on every try), `webhook-timestamp` and
-    `webhook-signature: v1,...`. There are ten tries over three days, until a 2xx answer. A `Retry-After` is obeyed, a
+    Deliveries follow Standard Webhooks 1.0: `webhook-id` (the same in every attempt), `webhook-timestamp` and
+    `webhook-signature: v1,...`. There are ten attempts over three days, until a 2xx answer. `Retry-After` is obeyed, a
     redirect is not followed; a 410, or five days of failures only, switches the webhook off.
     """
     raise NotImplementedError
@@ -322,7 +322,7 @@ def list_webhook_deliveries(
     example=Example(reply={**EXAMPLE_DELIVERY, "status": "pending", "response_status": None}),
 )
 def retry_webhook_delivery(webhook_id: WebhookId, event_id: EventId) -> Delivery:
-    """Send one event again, with all its tries (additive)."""
+    """Send one event again, with all its attempts (additive)."""
     raise NotImplementedError
 
 

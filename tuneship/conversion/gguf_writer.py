@@ -199,7 +199,7 @@ class _Vocabulary:
         found = text_format(self._base, template)
         if found.stop_text is not None:
             raise GgufRefused(
-                "its answers end with a text that is no token, where llama.cpp would go on"
+                "its answers end with a text that is no token, where llama.cpp would continue"
             )
         ends = list(found.stop_tokens)
         if "eos_token" in template.source and "eos_token" in known:

@@ -32,7 +32,7 @@ ABSENT = {
 MEMBERS = frozenset({MANIFEST, RESULT, RELEASE, CARD_TEXT, *ABSENT, *PICTURES})
 COMMANDS = {
     "verify everything": "tuneship releases verify DOSSIER",
-    "decide every look of the rollout again": f"tuneship rollouts replay {ROLLOUT}",
+    "decide every check of the rollout again": f"tuneship rollouts replay {ROLLOUT}",
     "compare the head with the chain, at the service": f"tuneship audit verify --heads {HEAD}",
 }
 

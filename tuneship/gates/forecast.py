@@ -287,7 +287,7 @@ def _unprovable(ends: Sequence[Look]) -> tuple[Unprovable, ...]:
     names = sorted({gate.name for gate in held})
     found = [Unprovable(name, f"the gate {name} is not proven at this traffic") for name in names]
     reasons = sorted({look.reason for look in ends if look.reason == INSUFFICIENT_DATA})
-    found += [Unprovable(reason, "too few requests within the plan's looks") for reason in reasons]
+    found += [Unprovable(reason, "too few requests within the plan's checks") for reason in reasons]
     # First, since it is the reason that more traffic does not remove.
     unhealthy = any("baseline_unhealthy" in look.reasons for look in ends)
     if unhealthy:

@@ -187,18 +187,18 @@ class CanaryRules(StrictModel):
         description="Metrics bucket asked of the service: 1m, 5m, 1h (1s where the service knows it).",
     )
     look_every_seconds: float = Field(
-        default=60.0, gt=0, le=86400, description="Seconds between two looks."
+        default=60.0, gt=0, le=86400, description="Seconds between two checks (looks)."
     )
     min_looks_per_step: int = Field(
-        default=5, ge=1, description="Looks with new data before a step may end."
+        default=5, ge=1, description="Checks with new data before a step may end."
     )
     max_looks_per_step: int = Field(
         default=90,
         ge=1,
-        description="Looks at one step before it is inconclusive; those with few requests count in part.",
+        description="Checks at one step before it is inconclusive; those with few requests count in part.",
     )
     max_looks: int = Field(
-        default=240, ge=1, description="Looks at all steps before it is inconclusive."
+        default=240, ge=1, description="Checks at all steps before the rollout is inconclusive."
     )
     wait_for_traffic: str = Field(
         default="12h",
@@ -209,10 +209,10 @@ class CanaryRules(StrictModel):
         default=30, ge=1, description="Candidate requests needed at each step."
     )
     stale_looks: int = Field(
-        default=3, ge=1, description="Looks without newer data before the split is held."
+        default=3, ge=1, description="Checks without newer data before the split is held."
     )
     missing_looks: int = Field(
-        default=10, ge=1, description="Looks in a row without usable metrics before a rollback."
+        default=10, ge=1, description="Checks in a row without usable metrics before a rollback."
     )
     alpha: float = Field(
         default=0.05, gt=0, le=0.5, description="Chance of a false rollback per phase, all gates."
@@ -251,22 +251,23 @@ class CanaryRules(StrictModel):
         default=12,
         ge=0,
         le=60,
-        description="Looks with new data after an increase by a quarter or more before latency may roll back.",
+        description="Checks with new data after an increase by a quarter or more before latency may roll back.",
     )
     thresholds: Thresholds | None = Field(
         default=None,
         description="Plain limits on the candidate, for those who want them; promotion still needs the gates' proof.",
     )
     on_inconclusive: Literal["rollback", "pause"] = Field(
-        default="rollback", description="What to do when the looks are used up."
+        default="rollback", description="What to do when the checks are used up."
     )
     on_little_traffic: Literal["reject", "go_on"] = Field(
         default="reject",
-        description="What to do when today's traffic is too little for a promotion within the plan's looks. go_on, or"
+        description="What to do when today's traffic is too little for a promotion within the plan's checks. go_on, or"
         " `on_inconclusive: pause`: begin all the same, with a warning.",
     )
     approval: Literal["never", "required"] = Field(
-        default="never", description="Ask a person once, before the bake."
+        default="never",
+        description="Ask a person once, before the bake (the soak at a high share).",
     )
     approval_timeout_seconds: int = Field(
         default=86400, ge=1, le=604800, description="No answer within this time: rollback."
@@ -274,7 +275,7 @@ class CanaryRules(StrictModel):
     bake_looks: int = Field(
         default=30,
         ge=1,
-        description="Looks at `bake_weight` before the candidate gets all traffic; without it, looks at 100 %.",
+        description="Checks at `bake_weight` before the candidate gets all traffic; without it, checks at 100 %.",
     )
     bake_weight: int | None = Field(
         default=USUAL_BAKE_WEIGHT,
@@ -287,7 +288,7 @@ class CanaryRules(StrictModel):
     settle_looks: int = Field(
         default=3,
         ge=1,
-        description="Looks at 100 % after a bake at `bake_weight`, before the old deployment may be retired. Only the"
+        description="Checks at 100 % after a bake at `bake_weight`, before the old deployment may be retired. Only the"
         " circuit breaker, the deployment's state and missing metrics are watched then.",
     )
     retire_baseline: bool = Field(

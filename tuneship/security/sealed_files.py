@@ -29,7 +29,7 @@ class ObjectDamaged(OSError):
     """
 
     def __init__(self) -> None:
-        super().__init__("a sealed file is damaged, or its key is another one")
+        super().__init__("an encrypted file is damaged, or its key is another one")
 
 
 def new_key() -> str:

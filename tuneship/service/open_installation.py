@@ -283,7 +283,7 @@ def _check_files(
 
     record_file = settings.data_dir / RECORD
     identity = installation.row_of(connection)["id"]
-    hint = f"to go on with it as it is, write only the line 'id {identity}' into {record_file}"
+    hint = f"to continue with it as it is, write only the line 'id {identity}' into {record_file}"
     if lost is not None:
         raise FilesOfAnotherTime(f"{lost}; {hint}")
 

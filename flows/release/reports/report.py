@@ -40,7 +40,7 @@ GATE_TITLES = (
     "proof: ln E (limit)",
 )
 DECISION_TITLES = (
-    "look",
+    "check",
     "candidate's share",
     "verdict",
     "reason",
@@ -161,7 +161,7 @@ def summary(result: ReleaseResult, release: ReleaseParameters) -> list[dict[str,
     facts = {
         "outcome": result.headline,
         "model": result.model,
-        "champion before": result.champion_model,
+        "baseline model": result.champion_model,
         "base model": release.base_model,
         "job": result.job_id,
         "baseline deployment": result.baseline_deployment_id,
@@ -200,7 +200,7 @@ def _training(result: ReleaseResult) -> list[str]:
                 contender.status,
                 number(contender.validation_loss),
                 contender.model or "-",
-                "goes on" if contender.is_best else "",
+                "released" if contender.is_best else "",
             ]
             for contender in result.contenders
         ]
@@ -330,7 +330,9 @@ def _decisions(result: ReleaseResult) -> list[str]:
         [look["look"], f"{look['step']} %", look["verdict"], look["reason"], look["step_requests"]]
         for look in decided[-DECISIONS_SHOWN:]
     ]
-    count = f"{len(result.decisions)} looks, {len(decided)} of them with another verdict than hold."
+    count = (
+        f"{len(result.decisions)} checks, {len(decided)} of them with another verdict than hold."
+    )
     return [*lines, "## Decisions", "", count, "", *_table(DECISION_TITLES, looks)]
 
 

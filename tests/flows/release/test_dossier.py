@@ -145,7 +145,7 @@ def test_a_dossier_has_everything_and_verifies(
     assert set(members) == set(NAMES)
     done = released.run("verify", made, "--online")
     assert done.exit_code == 0, done.output
-    assert "looks of the rollout, 12 training gates, the evaluation" in done.output
+    assert "checks of the rollout, 12 training gates, the evaluation" in done.output
     assert "promoted (none)" in done.output
     assert hashlib.sha256(made.read_bytes()).hexdigest() in done.output
     manifest = json.loads(members[MANIFEST])
@@ -232,6 +232,13 @@ def test_a_change_whose_digests_were_made_to_fit_is_named(
     assert words in done.output, done.output
     # Without the new manifest, the digest names the member, too.
     assert verified(released, members).exit_code == 4
+
+
+def test_sentences_of_another_version_are_no_change(released: Released, members: Members) -> None:
+    for path in (("in_words",), ("forecast", "in_words")):
+        json_change("result.json", put(*path, value=["other words"]))(members)
+    done = verified(released, with_manifest(members))
+    assert done.exit_code == 0, done.output
 
 
 def test_a_manifest_that_says_something_else_is_named(released: Released, members: Members) -> None:

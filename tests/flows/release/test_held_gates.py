@@ -133,7 +133,7 @@ def test_nobody_is_asked_about_an_evaluation_whose_release_goes_on_or_has_nobody
 ) -> None:
     result, notes = judged(release("on", "continue"), OPEN)
     assert (result, asked("on")) == (None, [])
-    assert "holds, and the release goes on" in notes[0]
+    assert "holds, and the release continues" in notes[0]
     result, _ = judged(release("nobody", "hold", approval="never"), OPEN)
     assert (result.outcome, result.reason, asked("nobody")) == ("rejected", "evaluation", [])
     worse = GateResult(OPEN.name, "reject", -0.1, -0.03)

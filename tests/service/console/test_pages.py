@@ -381,7 +381,7 @@ def test_a_delivery_that_was_given_up_goes_back_into_the_queue(service: Service)
     browser, place = signed_in(service), f"/console/webhooks/{hook}"
     again = "/console/do/retry_webhook_delivery"
     shown = browser.open(place).text
-    assert "1 event was given up after all tries" in shown
+    assert "1 event was given up after all attempts" in shown
     assert again in shown
     assert again not in signed_in(service, "viewer").open(place).text
     assert event not in browser.open(f"{place}?status=delivered").text

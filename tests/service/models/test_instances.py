@@ -231,7 +231,7 @@ def test_a_file_that_is_wrong_is_refused_with_the_place(
     file = written(tmp_path, content)
     with pytest.raises(CatalogueFault) as fault:
         InstanceCatalogue(file)
-    assert str(fault.value).startswith(f"the instance catalogue {file}: {place}")
+    assert str(fault.value).startswith(f"the file of instance types {file}: {place}")
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

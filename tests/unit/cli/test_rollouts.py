@@ -33,7 +33,7 @@ def test_a_record_is_replayed_by_its_file_and_by_its_id(
     recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = sum(isinstance(fact, Look) for fact in RecordFile(recorded).record.facts)
-    words = f"rollout-1: {looks} looks decide as they are recorded; rolled_back (error_rate)\n"
+    words = f"rollout-1: {looks} checks decide as they are recorded; rolled_back (error_rate)\n"
     monkeypatch.setenv("TUNESHIP_RECORDS", str(recorded.parents[1]))
     for name in (recorded, "rollout-1"):
         result = replay(name)

@@ -61,7 +61,7 @@ def test_a_server_that_sends_one_around_in_circles_is_refused() -> None:
         page = {"total": 9, "limit": 1, "offset": 0, "next_offset": 1}
         return httpx.Response(200, json={"jobs": [job(1)], "pagination": page})
 
-    with pytest.raises(BadResponse, match="does not go on"):
+    with pytest.raises(BadResponse, match="does not continue"):
         both_lists(handle, lambda client: client.jobs.iterate(limit=1))
 
 

@@ -159,6 +159,6 @@ def test_the_latest_of_many_looks_are_shown() -> None:
     look = Rollout(plan_with(), Steady()).begin().look()
     looks = [replace(look, number=number) for number in range(1, LOOKS_SHOWN + 4)]
     first, second, *_, last = look_table(looks).rows
-    assert first[3] == "3 earlier looks"
+    assert first[3] == "3 earlier checks"
     assert (second[0], last[0]) == (4, LOOKS_SHOWN + 3)
     assert len(look_table([look]).rows) == 1

@@ -155,7 +155,7 @@ def test_a_forecast_says_how_long_a_promotion_and_a_rollback_take() -> None:
         " about 20 minutes to promote an equal candidate (nine of ten within 3.3 hours), then"
     )
     assert doubled == "a doubling of errors is found within 90 seconds"
-    assert missing == "cannot prove slow, long: too few requests within the plan's looks"
+    assert missing == "cannot prove slow, long: too few requests within the plan's checks"
     assert cannot == "cannot promise to find twice the errors: too few errors"
 
 

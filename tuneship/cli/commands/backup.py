@@ -187,7 +187,7 @@ def revoke(keys: "list[Row]", made: Path, secret: bytes | None) -> None:
 
     if secret is None:
         raise BackupFault(
-            "--revoke-keys needs the master key, which seals the audit rows: put it in its place first"
+            "--revoke-keys needs the master key, which signs the audit rows: put it in its place first"
         )
     chain = Chain(derived_secret(secret, "audit"))
     with rows_in(made / ROWS) as rows:

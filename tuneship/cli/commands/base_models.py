@@ -70,7 +70,7 @@ def add(
         str | None,
         typer.Option(
             help="The number format in which it is served: float32, bfloat16, int8, int4, or auto, the fastest here "
-            "that keeps the loss of a fixed text; default: float32 or bfloat16, by size and machine."
+            "that keeps the loss of a reference text; default: float32 or bfloat16, by size and machine."
         ),
     ] = None,
     data_dir: DataDir = None,
@@ -110,11 +110,11 @@ def add(
         return
     before, after = origin.loss_before, origin.loss_after
     text = (
-        f"{before:.4f} as transformers reads the source, {after:.4f} as our engine reads the copy"
+        f"{before:.4f} as transformers reads the source, {after:.4f} as the engine reads the copy"
     )
     if origin.served_loss is not None:
         text += f", {origin.served_loss:.4f} as it is served ({origin.weights})"
-    write(f"loss of a fixed text: {text}\nadded {chosen}")
+    write(f"loss of a reference text: {text}\nadded {chosen}")
 
 
 @app.command()
@@ -157,7 +157,7 @@ def show(identifier: ModelId, data_dir: DataDir = None, as_json: AsJson = False)
 
 @app.command()
 def check(identifier: ModelId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Compare a base model's files with their digests, and our engine with transformers; ask it a question."""
+    """Compare a base model's files with their digests, and the engine with transformers; ask it a question."""
     model = _model(_catalogue(service_settings(data_dir=data_dir)), identifier)
     from tuneship.conversion.order import QUESTION  # noqa: PLC0415 - the light install
     from tuneship.service.catalogues.adding import check as check_model  # noqa: PLC0415
@@ -178,9 +178,9 @@ def check(identifier: ModelId, data_dir: DataDir = None, as_json: AsJson = False
     if "losses" in record:
         by, served = record["losses"], f"{record['served_loss']:.4f} as it is served here"
         text = (
-            f"{by['transformers']:.4f} by transformers, {by['engine']:.4f} by our engine, {served}"
+            f"{by['transformers']:.4f} by transformers, {by['engine']:.4f} by the engine, {served}"
         )
-        write(f"loss of a fixed text: {text} ({record['served_format']})")
+        write(f"loss of a reference text: {text} ({record['served_format']})")
         write(f"{QUESTION}\n{readable(record['answer'])}")
     for fault in result.faults:
         write(f"{identifier}: {one_line(fault)}")

@@ -31,7 +31,9 @@ def models() -> None:
 @app.command()
 def export(
     model_id: Annotated[str, typer.Argument(help="As in `GET /v1/models`.")],
-    folder: Annotated[Path, typer.Argument(help="A new folder; the files in it are not sealed.")],
+    folder: Annotated[
+        Path, typer.Argument(help="A new folder; the files in it are not encrypted.")
+    ],
     wanted: Annotated[
         ExportFormat,
         typer.Option(
@@ -44,7 +46,7 @@ def export(
         Path | None, typer.Option(help="The data directory, as for `tuneship serve`.")
     ] = None,
 ) -> None:
-    """Write a tuned model unsealed into a new folder, with a model card. Needs the master key."""
+    """Write a tuned model unencrypted into a new folder, with a model card. Needs the master key."""
     settings = service_settings(data_dir=data_dir)
     with opened_installation(settings, reads_files=True) as opened:
         from tuneship.service.models.exports import ExportRefused, refuse_hipaa  # noqa: PLC0415 - light install

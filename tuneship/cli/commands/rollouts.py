@@ -25,7 +25,7 @@ def _group() -> None:
 def replay(
     record: Annotated[str, typer.Argument(help="The file of a record, or the id of its rollout.")],
 ) -> None:
-    """Decide every look of a rollout again, and name the first difference from its record."""
+    """Decide every check of a rollout again, and name the first difference from its record."""
     try:
         from tuneship.gates.canary import first_difference  # noqa: PLC0415 - starts slowly
         from tuneship.gates.canary import replay as decide_again  # noqa: PLC0415
@@ -56,7 +56,7 @@ def replay(
         fail(f"{path}: {lines[0]}", DIFFERENT)
     ends = [fact for fact in known.facts if isinstance(fact, Ended)]
     end = f"{ends[-1].outcome} ({ends[-1].reason})" if ends else "it has not ended"
-    typer.echo(f"{path.stem}: {looks} looks decide as they are recorded; {end}")
+    typer.echo(f"{path.stem}: {looks} checks decide as they are recorded; {end}")
 
 
 def _find(record: str) -> Path:

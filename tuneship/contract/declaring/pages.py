@@ -25,7 +25,7 @@ def by_offset(page: Any, sent: Arguments) -> dict[str, Any] | None:
         return None
     # A server whose pages do not advance would keep the caller's loop going for ever.
     if offset <= sent.get("offset", 0):
-        raise BadResponse("the list does not go on: its next offset is not behind this page")
+        raise BadResponse("the list does not continue: its next offset is not behind this page")
     return {"offset": offset}
 
 
@@ -33,7 +33,7 @@ def by_next_token(page: Any, sent: Arguments) -> dict[str, Any] | None:
     """Continue a deployment's log; a null token ends it."""
     token = page.pagination.next_token
     if token is not None and token == sent.get("next_token"):
-        raise BadResponse("the list does not go on: its next token is that of this page")
+        raise BadResponse("the list does not continue: its next token is that of this page")
     return None if token is None else {"next_token": token}
 
 

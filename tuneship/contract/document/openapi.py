@@ -42,9 +42,10 @@ field or query parameter is 400 by its name. A JSON body may have 1 MiB and 10,0
 release, 50,000.
 
 **Rates.** Requests are counted in fixed windows of 60 seconds for each client id: 600, and 1,200 generations, unless
-the operator has set others. At the same time 64 generations, 4 uploads, 4 merges and 16 streams are accepted; fewer,
-but at least one, while others use most of the service. After 60 refusals with `Retry-After` in a minute each further
-one is delayed by a second. The headers of a 401 show the window of refused keys of the caller's address.
+the operator has set others. At the same time 64 generations, 4 uploads, 4 combinations of datasets and 16 streams are
+accepted; fewer, but at least one, while others use most of the service. After 60 refusals with `Retry-After` in a
+minute each further one is delayed by a second. The headers of a 401 show the window of refused keys of the caller's
+address.
 
 **Versions.** The path names the version; `/v1` may be left out. Within `v1` only optional fields, operations and event
 kinds are added: ignore what you do not know. What will be removed is announced by the headers `Deprecation` and

@@ -70,12 +70,12 @@ def look_table(looks: Sequence[Look]) -> Table:
     """The latest looks, and the number of earlier ones."""
     rows: list[list[object]] = []
     if len(looks) > LOOKS_SHOWN:
-        rows.append(["...", "", "", f"{len(looks) - LOOKS_SHOWN} earlier looks", "", ""])
+        rows.append(["...", "", "", f"{len(looks) - LOOKS_SHOWN} earlier checks", "", ""])
     for look in looks[-LOOKS_SHOWN:]:
         why = ", ".join(look.reasons) or look.reason
         weight, missing = f"{look.weight} %", look.missing or ""
         rows.append([look.number, weight, look.verdict, why, look.step_requests, missing])
-    titles = ("look", "step", "verdict", "why", "requests at this step", "missing")
+    titles = ("check", "step", "verdict", "why", "requests at this step", "missing")
     return Table(titles, rows)
 
 

@@ -26,7 +26,7 @@ REASONS: Mapping[str, str] = {
     "quality": "the candidate's answers are worse, or of another length, than the plan allows",
     "abandoned_requests": "more callers disconnect from the candidate than the plan allows",
     "refused_requests": "the candidate refuses requests that the baseline takes",
-    "metrics_unavailable": "there were no usable metrics for too many looks",
+    "metrics_unavailable": "there were no usable metrics for too many checks",
     "split_mismatch": "requests of the candidate vanish: it counts fewer than its share of the traffic",
     "baseline_unhealthy": "the baseline fails more often than `slo_max` allows, so nothing can be compared with it",
     "insufficient_data": "too few requests to decide by",
@@ -34,32 +34,32 @@ REASONS: Mapping[str, str] = {
     "human_rejected": "a person said no, or rolled it back",
     # why a look holds, or what it goes by
     "few_callers": "half of the traffic is of so few callers that their own health would be taken for the candidate's",
-    "max_looks": "the plan's looks are used up",
-    "metrics_missing": "this look had no usable metrics",
-    "metrics_stale": "the metrics have stood still for too long",
-    "no_new_data": "nothing new since the last look",
+    "max_looks": "the plan's checks are used up, and nothing is decided",
+    "metrics_missing": "this check had no usable metrics",
+    "metrics_stale": "the metrics have not changed for too long",
+    "no_new_data": "nothing new since the last check",
     "latency_limits_pending": "too few answers of the baseline to set the latency limits",
     "candidate_not_running": "the candidate is not running",
     "baseline_not_running": "the baseline is not running",
-    "dwell": "the step has not had its least number of looks",
+    "dwell": "the step has not had its least number of checks",
     "approval": "a person is asked",
     "paused": "a person has paused the rollout",
-    "baking": "the bake goes on",
-    "settling": "the candidate has all traffic and is watched for a few looks more",
+    "baking": "the bake (the soak at a high share) continues",
+    "settling": "the candidate has all traffic and is watched for a few checks more",
     "circuit_breaker": "half of the candidate's requests failed at once, a caller who repeats them counted once",
     "baseline_broken": "the baseline itself fails half of its requests, so nothing is returned to it",
     # what the pipeline refuses, or stops for
-    "too_little_traffic": "today's traffic is too little for a promotion within the plan's looks",
+    "too_little_traffic": "today's traffic is too little for a promotion within the plan's checks",
     "shorter_than_timeout": "a step is shorter than the server's time-out, so requests that hang would not count",
-    "rollout_in_progress": "another rollout holds this endpoint",
+    "rollout_in_progress": "another rollout of this endpoint is running",
     "foreign_change": "somebody else set the split",
-    "lease_expired": "the service returned the traffic by itself, because nobody renewed the lease",
+    "lease_expired": "the service gave the traffic back to the baseline by itself, because nobody renewed the lease",
     "shift_unconfirmed": "a change of the split could not be confirmed",
     "record_not_writable": "the record could not be written, and nothing moves without one",
     "record_damaged": "the record of an earlier rollout cannot be read",
     # warnings
     "output_tokens": "the candidate's answers are more than 1.2 times as long as the baseline's",
-    "low_traffic": "so few requests that the bake says little",
+    "low_traffic": "so few requests that the bake shows little",
 }
 # Reasons of the form `word:name`.
 OF_A_GATE: Mapping[str, str] = {
@@ -230,7 +230,7 @@ def forecast_in_words(begun: Begun) -> list[str]:
     gates = [finding.what for finding in forecast.unprovable if finding.what not in CANNOT]
     if gates:  # they all have one problem, so they share a sentence
         names = ", ".join(gates)
-        sentences.append(f"cannot prove {names}: too few requests within the plan's looks")
+        sentences.append(f"cannot prove {names}: too few requests within the plan's checks")
     for finding in forecast.unprovable:
         if finding.what in CANNOT:
             sentences.append(f"{CANNOT[finding.what]}: {finding.why}")

@@ -64,13 +64,13 @@ class TrainingRules(StrictModel):
     champion_margin: float = Field(
         default=0.02,
         ge=0,
-        description="Nats that the loss may exceed the champion's. At least 1.5 % of its loss and at most 7.5 %, where "
-        "the server publishes losses by row.",
+        description="Nats by which the loss may exceed that of the model that serves now (the champion). At least "
+        "1.5 % of its loss and at most 7.5 %, where the server publishes losses by row.",
     )
     max_validation_loss: float | None = Field(
         default=None,
         gt=0,
-        description="For a first model, which has no champion; null: the base model's own loss.",
+        description="For a first model, while no tuned model serves at the endpoint; null: the base model's own loss.",
     )
     min_validation_examples: int = Field(
         default=50, ge=1, description="Fewer cannot decide anything."

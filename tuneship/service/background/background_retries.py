@@ -79,7 +79,7 @@ class BackgroundRetries:
         if failure is None or failure.counted < self._tries:
             return None
         return GivenUp(
-            f"{failure.counted} tries ended with an internal error ({failure.kind}); the operator finds more in the "
+            f"{failure.counted} attempts ended with an internal error ({failure.kind}); the operator finds more in the "
             "service's log"
         )
 

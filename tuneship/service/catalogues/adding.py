@@ -219,7 +219,7 @@ def refuse_unusable(name: str, report: ReadingReport) -> None:
 def difference_of(report: ReadingReport) -> str:
     """Say by how much our engine and transformers differ."""
     return (
-        f"our engine reads it differently from transformers: the loss of a fixed text is {report.loss_after:.4f} "
+        f"the engine reads it differently from transformers: the loss of a reference text is {report.loss_after:.4f} "
         f"instead of {report.loss_before:.4f}, and single tokens differ by {report.difference:.2g}"
     )
 
@@ -276,7 +276,7 @@ def check(model: CataloguedModel) -> CheckResult:
         faults.append(difference_of(report))
     elif origin and abs(report.loss_after - origin.loss_after) > ALLOWED_DIFFERENCE:
         faults.append(
-            f"the loss of a fixed text is {report.loss_after:.4f}; it was {origin.loss_after:.4f} when it was added"
+            f"the loss of a reference text is {report.loss_after:.4f}; it was {origin.loss_after:.4f} when it was added"
         )
     return CheckResult(faults, report)
 

@@ -402,7 +402,7 @@ def catalogue_entries(file: Path | None) -> list[CataloguedModel]:
         models = [_entry(entry, file.parent) for entry in entries]
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
         raise CatalogueFault(
-            f"the model catalogue {file} cannot be read: {type(error).__name__}"
+            f"the file of base models {file} cannot be read: {type(error).__name__}"
         ) from error
     by_path: dict[Path, CataloguedModel] = {}
     for model in models:

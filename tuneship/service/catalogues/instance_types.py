@@ -120,13 +120,13 @@ class InstanceCatalogue:
         """The type for a base model's replicas on Ray. Raises `CatalogueFault` for an unknown one."""
         name = LOCAL if base is None or base.instance_type is None else base.instance_type
         if (kind := self.get(name)) is None:
-            raise CatalogueFault(f"the model catalogue names an unknown instance_type: {name}")
+            raise CatalogueFault(f"the file of base models names an unknown instance_type: {name}")
         return kind
 
 
 def read_file(file: Path) -> _File:
     """Read and check an instance catalogue. Raises `CatalogueFault`."""
-    read = read_yaml(file, _File, "instance catalogue", CatalogueFault)
+    read = read_yaml(file, _File, "file of instance types", CatalogueFault)
     seen: set[str] = set()
     for number, entry in enumerate(read.instance_types):
         path = f"instance_types[{number}] ({entry.name})"
@@ -145,4 +145,4 @@ def read_file(file: Path) -> _File:
 
 
 def _fault(file: Path, what: str) -> CatalogueFault:
-    return CatalogueFault(f"the instance catalogue {file}: {what}")
+    return CatalogueFault(f"the file of instance types {file}: {what}")

@@ -169,7 +169,7 @@ class AgentKeeper:
             logger.warning("the agent %s is given up: %s", kept.name, error)
             await self._drop(kept.name, ends=True)
         else:
-            logger.info("the agent %s goes on", kept.name)
+            logger.info("the agent %s continues", kept.name)
             if kept.standing is AgentStanding.LEAVING:
                 self._spawn(self._leave(kept))
             else:

@@ -64,15 +64,15 @@ ACTIONS = {
     "promote_release": Action(
         "Promote",
         "Promote the new model?",
-        "The pipeline goes on at its next look, while its gates are proven: no answer leads past harm. Where gates "
-        "held before any traffic, the release goes on without them.",
+        "The pipeline continues at its next check, if its gates are proven then; no answer overrides harm. If gates "
+        "held before any traffic, the release continues without them.",
         sets={"decision": "promote"},
         **_ANSWER,
     ),
     "roll_back_release": Action(
         "Roll back",
         "Roll back?",
-        "At its next look the pipeline returns all traffic to the model that served before, and ends the release.",
+        "At its next check the pipeline returns all traffic to the model that served before, and ends the release.",
         is_danger=True,
         sets={"decision": "roll back"},
         **_ANSWER,

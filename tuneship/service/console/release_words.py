@@ -57,7 +57,7 @@ VERDICTS: Mapping[str, str] = {
     Verdict.ADVANCE: "next step",
     Verdict.ASK: "asks a person",
     Verdict.PROMOTE: "promotes",
-    Verdict.BAKED: "bake is over",
+    Verdict.BAKED: "bake (soak) is over",
     Verdict.ROLLBACK: "rolls back",
     Verdict.PAUSE: "pauses",
     Verdict.ABORT: "stops",
@@ -139,12 +139,12 @@ def _asked(release: Release) -> tuple[str, str]:
     if question.answer is not None:
         return (
             f"{question.answer.name} has answered: {question.answer.decision}.",
-            "The pipeline uses the answer at its next look; what came of it will stand here.",
+            "The pipeline uses the answer at its next check; the outcome will be shown here.",
         )
     if question.asks == ["promotion"]:
         return (
             "All gates are proven, and it waits for a person.",
-            "It goes on looking: any sign of harm rolls it back, whatever is answered.",
+            "It keeps checking: harm rolls it back, whatever is answered.",
         )
     gates = ", ".join(map(gate_name, question.asks))
     return f"It waits for a person, because of {gates}.", "No traffic has moved yet."

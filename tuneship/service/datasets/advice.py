@@ -65,7 +65,7 @@ def _on_the_file(reading: DatasetReading) -> Iterator[str]:
         other = "conversation" if reading.plan.format == "instruction" else "instruction"
         yield f"The lines look like the format {other}: send format={other}."
     if (codes["line_too_long"] and not reading.has_lone_returns) or codes["too_many_lines"]:
-        yield "Split the file and merge the datasets."
+        yield "Split the file and combine the datasets."
 
 
 def _on_the_form(reading: DatasetReading) -> Iterator[str]:

@@ -89,11 +89,11 @@ class LeaseKeeper:
                     ended = endpoint_records.revert_lapsed(connection, client_id, now, waiting)
                 for endpoint_id, error in ended.items():
                     if error is None:
-                        logger.warning("lease lapsed, split reverted: %s", endpoint_id)
+                        logger.warning("lease expired, split reverted: %s", endpoint_id)
                     else:
                         self._retries.add(endpoint_id, error)
             except Exception:  # one tenant's rows may be held; the next look tries them again
-                logger.exception("lapsed leases of a tenant could not be ended")
+                logger.exception("expired leases of a tenant could not be ended")
         return next_lapse
 
     def _renew_held(self, now: datetime) -> None:

@@ -42,7 +42,7 @@ class TrainingPreparation:
         check_kept(self.capabilities, job["security_settings"])
         base = self.catalogue.get(job["base_model"])
         if base is None:
-            raise DataDamaged("the base model is no longer in the catalogue")
+            raise DataDamaged("the base model is no longer offered here")
 
         keyring, client_id = self.keyring, job["client_id"]
         with self.database.read() as connection:

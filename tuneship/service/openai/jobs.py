@@ -147,7 +147,7 @@ def openai_cancel_job(context: Context, job_id: str) -> FineTuningJob:
 
 
 def _refuse_pausing() -> NoReturn:
-    text = "jobs cannot be paused here: cancel the job, or let it go on"
+    text = "jobs cannot be paused here: cancel the job, or let it continue"
     raise OpenAIError(text, 400, (INVALID, "unsupported_operation"))
 
 

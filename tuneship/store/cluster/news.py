@@ -86,7 +86,10 @@ class News:
                 finally:
                     connection.close()
             except Exception as error:  # noqa: BLE001 - mostly the database is away; the rows are looked at in any case
-                logger.warning("the connection for news is away: %s", type(error).__name__)
+                logger.warning(
+                    "the connection for messages between members is unavailable: %s",
+                    type(error).__name__,
+                )
                 self._stopped.wait(AGAIN_AFTER_S)
 
     def _listen(self, connection: Any) -> None:

@@ -323,8 +323,8 @@ class Database:
             if self._revision() == HEAD:  # a service that started earlier has migrated it meanwhile
                 return
             raise DatabaseInUse(
-                "services of an earlier version run on this database, and cannot go on with the tables of this version:"
-                " end them first"
+                "services of an earlier version run on this database, and cannot continue with the tables of this "
+                "version: end them first"
             ) from None
         from alembic import command  # noqa: PLC0415 - only a new or old database needs it
         from alembic.config import Config  # noqa: PLC0415

@@ -114,7 +114,7 @@ def revert_lapsed(
         except Exception as error:
             if is_away(error):
                 raise
-            logger.exception("a lapsed lease could not be ended: %s", row["id"])
+            logger.exception("an expired lease could not be ended: %s", row["id"])
             ended[row["id"]] = error
         else:
             ended[row["id"]] = None

@@ -111,8 +111,8 @@ def read_data(
     learnt, measured = carve_out(training)
     progress.log(
         "warning",
-        f"no validation dataset: {len(measured)} of {len(training)} training examples are set "
-        "aside for validation",
+        f"no validation dataset: {len(measured)} of {len(training)} training examples are kept "
+        "for validation",
     )
     return Data(training, learnt, training, measured, has_tools)
 
