@@ -37,6 +37,7 @@ from tuneship.contract.endpoints import (
 from tuneship.contract.generation import Generate
 from tuneship.contract.releases import ReleaseCreate, ReleaseLines
 from tuneship.gates.record import SplitConfirmed
+from tuneship.store.database.database import SQLITE_FILE
 
 JOBS, LOOKS, PAGES, GENERATIONS = 10_000, 1_000, 20, 8
 PROMPT = Generate(prompt="Which ICD-10-CM chapter has J45.909?", max_tokens=16, temperature=0)
@@ -137,7 +138,7 @@ def main() -> None:
 
 def _copy_jobs(data: Path) -> None:
     """Make `JOBS` of the one job that has ended."""
-    with sqlite3.connect(next(data.glob("*.db"))) as connection:
+    with sqlite3.connect(data / SQLITE_FILE) as connection:
         names = [row[1] for row in connection.execute("pragma table_info(jobs)")]
         (job,) = connection.execute(f"select {', '.join(names)} from jobs").fetchall()  # noqa: S608
         at = names.index("id")
