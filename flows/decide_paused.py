@@ -29,7 +29,7 @@ from flows.rollout.result import RollbackIncomplete, RolloutResult, rejected, re
 from flows.rollout.split import NotConfirmed, RolloutSplit, SplitLost, split_of_record
 from flows.rollout.tracked import track_rollout
 from flows.shared.errors import BadInput
-from tuneship.contract.common import StrictModel
+from tuneship.contract.common import READS_AS_WRITTEN, StrictModel
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import ApprovalAnswered, Ended
 
@@ -45,7 +45,10 @@ class Decision(StrictModel):
         description="promote now: all traffic to the candidate, whatever is not proven; roll back: to the baseline."
     )
     approver: str = Field(
-        min_length=1, max_length=200, description="Your name, kept in the audit trail."
+        min_length=1,
+        max_length=200,
+        pattern=READS_AS_WRITTEN,
+        description="Your name, kept in the audit trail.",
     )
     reason: str = Field(
         min_length=1, max_length=2000, description="Why; kept in the audit trail. No patient data."

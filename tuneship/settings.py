@@ -258,8 +258,8 @@ class ConsoleSettings(_Settings):
     )
     four_eyes: bool = Field(
         default=False,
-        description="A key may not promote the release that it announced itself: another one decides. In hipaa mode "
-        "always.",
+        description="Nobody may promote a release by a key that announced it or sent its lines, nor by another key of "
+        "the same person or label. In hipaa mode always.",
     )
     oidc_issuer: str = Field(
         default="",

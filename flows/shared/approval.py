@@ -34,7 +34,7 @@ from prefect.utilities.asyncutils import run_coro_as_sync
 from pydantic import Field
 
 from flows.shared.release_events import given_answer, takes_answers
-from tuneship.contract.common import ONE_LINE, SignedInPerson
+from tuneship.contract.common import READS_AS_WRITTEN, SignedInPerson
 from tuneship.contract.endpoints import CanaryDecided
 from tuneship.contract.releases import GivenAnswer
 
@@ -58,7 +58,7 @@ class Approval(RunInput):
     approver: str = Field(
         min_length=1,
         max_length=200,
-        pattern=ONE_LINE,
+        pattern=READS_AS_WRITTEN,
         description="Your name, kept in the audit trail.",
     )
     comment: str = Field(

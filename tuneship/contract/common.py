@@ -152,8 +152,10 @@ class SignedInPerson(Reply):
     name: str
 
 
+# A name that reads as it is written: none of its characters controls a terminal or turns the order of a line around.
+READS_AS_WRITTEN = r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*$"
 # Who has decided about a rollout or a release, and why: no free text, which may name a patient.
-PersonName = Annotated[str, Field(min_length=1, max_length=200, pattern=ONE_LINE)]
+PersonName = Annotated[str, Field(min_length=1, max_length=200, pattern=READS_AS_WRITTEN)]
 DecisionReason = Literal["evidence", "clinical_review", "safety", "operations", "other"]
 Ticket = Annotated[str, Field(pattern=r"^[A-Z0-9-]{1,32}$")]
 

@@ -432,8 +432,8 @@ def get_release_evidence(release_id: ReleaseId) -> ReleaseEvidence:
 def answer_release(release_id: ReleaseId, answer: ReleaseAnswer) -> Release:
     """Answer the open question of a release; the pipeline acts on it at its next check (additive).
 
-    409 where no question is open, or another one is. 403 for a promotion by the key that announced the release, where
-    the installation asks for four eyes or the release is in the hipaa mode.
+    409 where no question is open, or another one is. 403 for a promotion by the holder of a key that announced the
+    release or sent its lines, where the installation asks for four eyes or the release is in the hipaa mode.
     """
     raise NotImplementedError
 

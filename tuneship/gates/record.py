@@ -175,7 +175,8 @@ class Look:
     next_weight: int | None = None
     step_requests: int = 0
     # The candidate's requests at this step, or those that it should have had by the baseline's, where these are more.
-    step_traffic: int = 0
+    # None: a look of 26.12.0, which counted by `step_requests`.
+    step_traffic: int | None = None
     needed: str = ""
     gates: tuple[GateReading, ...] = ()
     thresholds: tuple[ThresholdReading, ...] = ()

@@ -77,6 +77,8 @@ class View:
     hanging: Mapping[Arm, tuple[int, ...]]
     # A person has paused the rollout.
     is_paused: bool
+    # A look of 26.12.0 is decided again, whose looks counted by the candidate's requests alone.
+    is_of_first_release: bool
 
     @cached_property
     def phase(self) -> Phase:
@@ -129,12 +131,13 @@ class View:
         at_step = at_all = 0.0
         seen: dict[int, int] = {}
         resumed = self.record.resumed_after()
-        now = (self.phase, self.weight, self.step_traffic, self.brought_data)
+        now = (self.phase, self.weight, self.step_traffic, self.step_requests, self.brought_data)
         looks = [
-            (look.phase, look.weight, look.step_traffic, look.brought_data)
+            (look.phase, look.weight, look.step_traffic, look.step_requests, look.brought_data)
             for look in self.record.looks
         ]
-        for number, (phase, weight, requests, brought) in enumerate([*looks, now]):
+        for number, (phase, weight, traffic, answered, brought) in enumerate([*looks, now]):
+            requests = answered if traffic is None else traffic
             new = requests - seen.get(weight, 0)
             seen[weight] = max(requests, seen.get(weight, 0))
             if phase is self.phase and brought and number >= resumed:
@@ -168,11 +171,13 @@ class View:
         return sum(bucket.candidate.requests for bucket in self.step_buckets)
 
     @cached_property
-    def step_traffic(self) -> int:
+    def step_traffic(self) -> int | None:
         """The candidate's requests at this step, or the number expected from the baseline's.
 
         So a candidate whose requests nobody counts waits no longer than one whose requests are counted.
         """
+        if self.is_of_first_release:
+            return None
         if self.weight >= 100:
             return self.step_requests
         others = sum(bucket.baseline.requests for bucket in self.step_buckets)
@@ -331,6 +336,7 @@ def make_view(
         tokens=None,
         hanging={},
         is_paused=states.is_paused,
+        is_of_first_release=recorded is not None and recorded.step_traffic is None,
     )
     if view.missing or known is None:
         return replace(view, series=None)

@@ -2,49 +2,17 @@
 
 import asyncio
 from datetime import timedelta
+from typing import Any
 
-import httpx
 import pytest
 import sqlalchemy as sa
 
-from tests.support.service.console import Browser, signed_in
+from tests.support.service.console import Browser, Follower, signed_in
 from tests.support.service.in_process import Service
+from tests.support.service.releases import PlayedPipeline
 from tests.support.waiting import PATIENCE_S
 from tuneship.store.database import tables
-
-
-class Follower:
-    """Reads the events of one open page."""
-
-    def __init__(self, browser: Browser, page: str) -> None:
-        self._browser, self._page = browser, page
-
-    async def __aenter__(self) -> "Follower":
-        service = self._browser.service
-        cookies = "; ".join(f"{name}={value}" for name, value in self._browser.cookies.items())
-        self._http = httpx.AsyncClient(base_url=service.url, timeout=PATIENCE_S, trust_env=False)
-        request = self._http.build_request(
-            "GET", f"/console/live?page={self._page}", headers={"Cookie": cookies}
-        )
-        self.answer = await self._http.send(request, stream=True)
-        self._lines = self.answer.aiter_lines()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.answer.aclose()
-        await self._http.aclose()
-
-    async def next(self) -> tuple[str, str]:
-        """The kind and the text of the next event."""
-        kind, texts = "", []
-        async for line in self._lines:
-            if line.startswith("event: "):
-                kind = line.removeprefix("event: ")
-            elif line.startswith("data: "):
-                texts.append(line.removeprefix("data: "))
-            elif line == "" and kind:
-                return kind, "\n".join(texts)
-        return "closed", ""
+from tuneship.store.records import release_records
 
 
 def follow(service: Service, page: str, work) -> None:
@@ -117,6 +85,51 @@ def test_a_live_page_records_what_it_has_not_read_before(service: Service) -> No
         assert await asyncio.to_thread(reads) == 1
 
     follow(service, "/console/jobs", work)
+
+
+def test_a_live_release_reads_only_lines_that_are_new(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = PlayedPipeline(service, "one")
+    pipeline.own("job", id="ft_" + "0" * 24)
+    read: list[int] = []
+    real = release_records.lines_of
+
+    def counted(*given: Any, **named: Any) -> Any:
+        found = real(*given, **named)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(release_records, "lines_of", counted)
+
+    async def work(follower: Follower, _: Browser) -> None:
+        text = (await follower.next())[1]
+        assert "The training begins" in text
+        await asyncio.to_thread(lambda: pipeline.own("held_gates", approver="Eve"))
+        while "Eve decided" not in text:
+            text = (await follower.next())[1]
+        # What was read before is still shown.
+        assert "The training begins" in text
+        assert sum(read) == 2
+
+    follow(service, f"/console/releases/{pipeline.id}", work)
+
+
+def test_a_comment_that_is_removed_leaves_an_open_page_as_well(service: Service) -> None:
+    """Its release turns out to be in the hipaa mode."""
+    candidate = service.deployment("c", security_settings={"compliance_mode": "hipaa"})
+    pipeline = PlayedPipeline(service, "one")
+    pipeline.own("held_gates", approver="Eve", comment="Alice Zebra")
+
+    async def work(follower: Follower, _: Browser) -> None:
+        text = (await follower.next())[1]
+        assert "Alice Zebra" in text
+        await asyncio.to_thread(lambda: pipeline.own("candidate", id=candidate))
+        while "Alice Zebra" in text:
+            text = (await follower.next())[1]
+        assert "Eve decided" in text
+
+    follow(service, f"/console/releases/{pipeline.id}", work)
 
 
 def test_an_idle_page_is_sent_once(service: Service) -> None:

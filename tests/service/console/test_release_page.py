@@ -8,6 +8,8 @@ from tests.support.payloads import SCRIPTS
 from tests.support.service.console import Markup, signed_in
 from tests.support.service.in_process import Service
 from tests.support.service.releases import (
+    NOON,
+    OWN,
     QUESTION,
     ROLLOUT,
     PlayedPipeline,
@@ -19,10 +21,15 @@ from tests.support.service.releases import (
 from tuneship.contract.releases import Release, ReleaseEvidence, ReleaseQuestion, ReleaseStatus
 from tuneship.gates.gate_types import GateReading
 from tuneship.gates.kinds import GATES
-from tuneship.gates.record import ApprovalAnswered, Ended, Verdict
+from tuneship.gates.record import ApprovalAnswered, Ended, SplitConfirmed, Verdict
 from tuneship.gates.reports.words import OUTCOMES, REASONS
 from tuneship.service.console import release_words, words
-from tuneship.service.console.pages.release import MOST, ReleaseView
+from tuneship.service.console.pages.release import (
+    EVENTS_SHOWN,
+    MOST,
+    ReleaseStory,
+    ReleaseView,
+)
 from tuneship.service.releases.release_state import STAGES
 
 
@@ -133,7 +140,7 @@ def test_the_announcing_key_does_not_promote_where_four_eyes_have_to(
     browser.post("/console/sign-in", {"code": link})
     page = Markup(browser.open(f"/console/releases/{pipeline.id}").text)
     assert [one for one in page.links if "/do/" in one] == ["/console/do/roll_back_release"]
-    assert "Another key" in page.text
+    assert "Another person" in page.text
 
 
 def test_texts_of_a_pipeline_are_shown_as_they_are(service: Service) -> None:
@@ -176,18 +183,65 @@ def test_a_chart_cuts_evidence_and_draws_harm_only_where_there_is_some(service: 
     evidence = service.call("GET", f"{pipeline.path}/evidence").json()
     view = ReleaseView(
         Release.model_validate(pipeline.shown),
-        [],
+        ReleaseStory(),
         ReleaseEvidence.model_validate(evidence),
         *([None] * 5),
     )
     chart = view.chart("error")
     assert chart is not None
-    assert chart["columns"] == [[1, 2, 3, 4], [MOST, MOST, MOST, 0.0], [None, None, 0.0, -MOST]]
+    assert chart["columns"] == ([1, 2, 3, 4], [MOST, MOST, MOST, 0.0], [None, None, 0.0, -MOST])
     assert chart["steps"] == [4]
     assert view.chart("slow") is None
     assert (
         "Rolls back at 25 %: the candidate fails more requests" in page_of(service, pipeline).text
     )
+
+
+def test_a_chart_breaks_between_the_rollouts_of_a_release(service: Service) -> None:
+    """Each counts its looks from 1."""
+    pipeline = PlayedPipeline(service, "one")
+    second = "rollout-5d6e7f80-2-0a1b2c3d"
+    pipeline.next[second] = 1
+    pair = "dep_" + "1" * 24, "dep_" + "2" * 24
+    pipeline.facts(begun(*pair), SplitConfirmed(5, NOON), look(1, 9, 5), look(2, 9, 5))
+    later = [begun(*pair), SplitConfirmed(25, NOON), look(1, 9, 25), look(2, 9, 50)]
+    pipeline.tell(second, *map(line_of, later))
+    evidence = service.call("GET", f"{pipeline.path}/evidence").json()
+    view = ReleaseView(
+        Release.model_validate(pipeline.shown),
+        ReleaseStory(),
+        ReleaseEvidence.model_validate(evidence),
+        *([None] * 5),
+    )
+    chart = view.chart("error")
+    assert chart is not None
+    assert (chart["columns"][0], chart["starts"], chart["steps"]) == ([1, 2, 3, 4, 5], [3], [5])
+    assert [column[2] for column in chart["columns"][1:]] == [None, None]
+    # The steps that the first rollout had reached are none of the second one.
+    assert "5 % not yet" in " ".join(page_of(service, pipeline).text.split())
+
+
+def test_a_timeline_shows_the_newest_events_and_counts_all(service: Service) -> None:
+    pipeline = PlayedPipeline(service, "one")
+    for start in range(0, EVENTS_SHOWN + 40, 40):
+        lines = [{"kind": "held_gates", "approver": f"E{start + one}"} for one in range(40)]
+        pipeline.tell(OWN, *lines)
+    page = page_of(service, pipeline)
+    assert f"newest {EVENTS_SHOWN} of {EVENTS_SHOWN + 40} events" in " ".join(page.text.split())
+    assert f"E{EVENTS_SHOWN + 39} decided" in page.text
+    assert "E0 decided" not in page.text
+
+
+def test_a_name_shows_each_character_that_would_change_how_it_reads(service: Service) -> None:
+    name = "\u202eeve\u2066 \x9b2J\u2028x"
+    pipeline = PlayedPipeline(service, "one", model_name=name)
+    page = page_of(service, pipeline)
+    assert "\ufffdeve\ufffd \ufffd2J\ufffdx" in page.text
+    pipeline.own("question", question=QUESTION, asks=["T8 x"], until="2126-01-01T00:00:00Z")
+    refused = pipeline.answer("promote", name=name)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (422, "name")
+    pipeline.own("held_gates", approver=name, decision="promote")
+    assert "approver" not in pipeline.lines()[-1]
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)

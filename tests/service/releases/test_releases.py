@@ -19,8 +19,11 @@ from tests.support.service.releases import (
     line_of,
     look,
 )
-from tuneship.contract.declaring.scopes import PRESETS
+from tuneship.contract.declaring.scopes import PRESETS, SCOPES
 from tuneship.gates.record import ApprovalAnswered, ApprovalAsked, Ended
+from tuneship.service.releases.handlers import _holder
+from tuneship.store.database import rows, tables
+from tuneship.store.records.audit import Person
 
 HIPAA: dict[str, Any] = {"security_settings": {"compliance_mode": "hipaa"}}
 LINES = [{"kind": "begun", "run_key": str(number)} for number in range(5)]
@@ -277,6 +280,50 @@ def test_four_eyes_where_the_installation_asks_for_them(start: Callable[..., Ser
     assert answered.json()["question"]["answer"]["name"] == "B. Other"
     # To stop, any key will do.
     assert pipeline.answer("roll back").status_code == 200
+
+
+def test_a_second_key_of_the_same_holder_makes_no_four_eyes(
+    start: Callable[..., Service],
+) -> None:
+    """Keys of a person, of a label, of a rotation, and one that joined the release later, count as those behind it."""
+    service = start(four_eyes=True)
+    person = Person("https://login.example", "u-1", "Ann")
+    issued = service.keys.issue("alice", SCOPES, None, "pipelines")
+    bearer = {"X-Client-ID": "alice", "Authorization": f"Bearer {issued}"}
+    own = service.headers["alice"]
+    pipeline = asked(service, "one")
+    # Another key takes the run over: it announces again and sends a line.
+    service.headers["alice"] = bearer
+    again = PlayedPipeline(service, "one")
+    assert again.id == pipeline.id
+    rotated = service.keys.rotate(issued[4:12], None, timedelta(hours=1))
+    labelled = service.keys.issue("alice", SCOPES, None, "pipelines")
+
+    def allowed(headers: dict[str, str]) -> list[str]:
+        shown = service.call("GET", pipeline.path, None, headers=headers).json()["question"]
+        body = {"question": QUESTION, "decision": "promote", "name": "A"}
+        answer = service.call("POST", f"{pipeline.path}/answer", None, headers=headers, json=body)
+        assert (answer.status_code == 403) == ("promote" not in shown["allowed"])
+        return shown["allowed"]
+
+    behind = [own, bearer]
+    behind += [{**bearer, "Authorization": f"Bearer {key}"} for key in (rotated, labelled)]
+    for headers in behind:
+        assert allowed(headers) == ["roll back"]
+
+    # A person whose key was revoked gets another one, and is the same person.
+    with service.database.write("alice") as connection:
+        first = service.keys.of_person(connection, "alice", SCOPES, person).key_id
+        rows.change(connection, tables.releases, pipeline.id, service.clock(), announced_by=first)
+    service.keys.revoke(first)
+    with service.database.write("alice") as connection:
+        second = service.keys.of_person(connection, "alice", SCOPES, person).key_id
+        assert second != first
+        assert _holder(connection, second) == _holder(connection, first)
+        namesake = Person("https://login.example", "u-2", "Ann")
+        third = service.keys.of_person(connection, "alice", SCOPES, namesake).key_id
+        assert _holder(connection, third) != _holder(connection, first)
+    assert allowed(service.key_headers("alice", PRESETS["approver"])) == ["promote", "roll back"]
 
 
 # The hipaa mode

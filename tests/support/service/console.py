@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from tests.support.service.in_process import Service
+from tests.support.waiting import PATIENCE_S
 from tuneship.contract.declaring.scopes import PRESETS
 
 
@@ -63,6 +64,40 @@ def signed_in(
     answer = browser.post("/console/sign-in", {"client_id": client, "key": key, **more})
     assert answer.status_code == 303, answer.text
     return browser
+
+
+class Follower:
+    """Reads the events of one open page."""
+
+    def __init__(self, browser: Browser, page: str) -> None:
+        self._browser, self._page = browser, page
+
+    async def __aenter__(self) -> "Follower":
+        service = self._browser.service
+        cookies = "; ".join(f"{name}={value}" for name, value in self._browser.cookies.items())
+        self._http = httpx.AsyncClient(base_url=service.url, timeout=PATIENCE_S, trust_env=False)
+        request = self._http.build_request(
+            "GET", f"/console/live?page={self._page}", headers={"Cookie": cookies}
+        )
+        self.answer = await self._http.send(request, stream=True)
+        self._lines = self.answer.aiter_lines()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.answer.aclose()
+        await self._http.aclose()
+
+    async def next(self) -> tuple[str, str]:
+        """The kind and the text of the next event."""
+        kind, texts = "", []
+        async for line in self._lines:
+            if line.startswith("event: "):
+                kind = line.removeprefix("event: ")
+            elif line.startswith("data: "):
+                texts.append(line.removeprefix("data: "))
+            elif line == "" and kind:
+                return kind, "\n".join(texts)
+        return "closed", ""
 
 
 class Markup(HTMLParser):

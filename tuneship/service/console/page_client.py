@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 from pydantic import BaseModel
@@ -39,6 +39,8 @@ class Visit:
     installation: InstallationFacts
     # What an open page has read before: to read it again adds no audit entry. None for a page that is opened.
     known: set[tuple[str, str | None, str | None]] | None = None
+    # What a page keeps from one look of a stream to the next, so that it reads only what is new.
+    memory: dict[Any, Any] = field(default_factory=dict[Any, Any])
 
 
 class PageClient(Api[Asynchronous], Asynchronous):

@@ -62,12 +62,33 @@ def may(frame: PageFrame, action: str) -> bool:
     return frame.session is not None and scope in frame.session.principal.scopes
 
 
+# Characters that show as nothing, or turn the order of a line around, so that a name reads as something else.
+_HIDDEN = dict.fromkeys(
+    (
+        *range(9),
+        11,
+        12,
+        *range(14, 32),
+        *range(127, 160),
+        *range(0x2028, 0x202F),
+        *range(0x2066, 0x206A),
+    ),
+    "\ufffd",
+)
+
+
+def _visible(value: Any) -> Any:
+    # Not what is markup or data of a chart already, which is a type of its own.
+    return value.translate(_HIDDEN) if type(value) is str else value
+
+
 @cache
 def _environment() -> Environment:
     made = Environment(
         loader=PackageLoader("tuneship.service.console"),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_visible,
         trim_blocks=True,
         lstrip_blocks=True,
     )

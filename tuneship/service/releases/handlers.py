@@ -43,7 +43,7 @@ from tuneship.store.database import rows, tables
 from tuneship.store.database.identifiers import new_id
 from tuneship.store.database.listings import RELEASES
 from tuneship.store.database.tables import ReleaseRow
-from tuneship.store.records import release_records
+from tuneship.store.records import api_key_records, release_records
 from tuneship.store.records.outbox import emit
 
 MOST_RELEASES, MOST_LINES, MOST_RECORDS = 10_000, 20_000, 100
@@ -64,7 +64,9 @@ def create_release(context: Context, release: ReleaseCreate) -> Release:
     known = release_records.of_run(connection, context.client_id, release.run_key)
     if known is not None:
         context.touch(known)
-        return _shown(context, known)
+        behind = _with_caller(context, known)
+        rows.change(connection, tables.releases, known["id"], known["updated_at"], **behind)
+        return _shown(context, own_release(context, known["id"]))
     check_quota(context, tables.releases, MOST_RELEASES, "releases")
     is_rollout = release.kind == "rollout"
     row = rows.insert(
@@ -90,6 +92,12 @@ def create_release(context: Context, release: ReleaseCreate) -> Release:
         },
     )
     return _shown(context, row)
+
+
+def _with_caller(context: Context, row: ReleaseRow) -> dict[str, str]:
+    """The keys behind a release with that of the caller."""
+    keys = row["announced_by"].split()
+    return {"announced_by": " ".join(dict.fromkeys([*keys, context.audit_facts.key_id]))}
 
 
 def own_release(context: Context, release_id: str) -> ReleaseRow:
@@ -179,6 +187,7 @@ def _with_lines(
         state = folded(state, record, line, context.now)
     changed: dict[str, Any] = {
         **asdict(state),
+        **_with_caller(context, row),
         "records": {**row["records"], record: number + len(lines)},
         "line_count": row["line_count"] + len(lines),
     }
@@ -286,9 +295,7 @@ def answer_release(context: Context, release_id: str, answer: ReleaseAnswer) -> 
     if answer.decision not in _still_possible(question):
         raise InvalidRequestError("this question has an answer already", status=409)
     if answer.decision == "promote" and _needs_another_key(context, row):
-        raise PermissionDenied(
-            "another key than the one that announced the release has to promote it"
-        )
+        raise PermissionDenied("another person than the one who runs the release has to promote it")
     for field in ("reason", "ticket") if is_hipaa(row) else ():
         if getattr(answer, field) is None:
             raise field_error(field, "is required in the hipaa mode", "missing_field")
@@ -305,8 +312,22 @@ def answer_release(context: Context, release_id: str, answer: ReleaseAnswer) -> 
 
 
 def _needs_another_key(context: Context, row: ReleaseRow) -> bool:
-    is_asked = context.parts.settings.four_eyes or is_hipaa(row)
-    return is_asked and row["announced_by"] == context.audit_facts.key_id
+    """Whether four eyes have to look and the caller's are those behind the release, also by another key of theirs."""
+    if not (context.parts.settings.four_eyes or is_hipaa(row)):
+        return False
+    with context.read() as connection:
+        own = _holder(connection, context.audit_facts.key_id)
+        return any(own == _holder(connection, key) for key in row["announced_by"].split())
+
+
+def _holder(connection: sa.Connection, key_id: str) -> tuple[str, ...]:
+    """Who holds a key: the person that it stands for, else its label, which a rotated key inherits, else the key."""
+    key = api_key_records.find(connection, key_id)
+    if key is None or not (key["person"] or key["label"]):
+        return (key_id,)
+    if key["person"]:
+        return key["person"]["issuer"], key["person"]["subject"]
+    return (f"label {key['label']}",)
 
 
 def _still_possible(question: Mapping[str, Any]) -> tuple[str, ...]:

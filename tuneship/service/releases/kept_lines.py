@@ -12,7 +12,7 @@ from typing import Annotated, Any, cast
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from pydantic_core import to_json
 
-from tuneship.contract.common import ONE_LINE
+from tuneship.contract.common import READS_AS_WRITTEN
 from tuneship.gates.record import Fact
 
 # A word of tuneship (also `not_proven:error`), a gate such as `T8 enough data`, an id, a version, a UUID or a digest.
@@ -26,7 +26,7 @@ _LEFT_OUT = frozenset({"prompts", "kept"})
 LONGEST = 32_768
 
 Word = Annotated[str, Field(pattern=f"^(?:{_WORD.pattern})$")]
-PersonName = Annotated[str, Field(max_length=200, pattern=ONE_LINE)]
+PersonName = Annotated[str, Field(max_length=200, pattern=READS_AS_WRITTEN)]
 Comment = Annotated[str, Field(max_length=2000)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Number = Annotated[float, Field(allow_inf_nan=False)]

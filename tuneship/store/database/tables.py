@@ -295,7 +295,8 @@ class ReleaseRow(ResourceRow):
     kind: str
     status: Annotated[str, one_of(ReleaseStatus)]
     stage: str
-    # The key that announced it, which may not promote it where four eyes have to look.
+    # The keys that announced it or sent its lines, with spaces between: none of their holders may promote it where
+    # four eyes have to look.
     announced_by: str
     model_name: str | None
     endpoint_name: str | None

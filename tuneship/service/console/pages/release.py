@@ -1,9 +1,9 @@
 """One release: what is happening, how far it is, the evidence of its gates, the question, and who did what."""
 
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from functools import cached_property
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ from tuneship.service.console.words import duration
 
 R = TypeVar("R")
 LINES_PAGE = 1000
-LOOKS_SHOWN = 12
+LOOKS_SHOWN, EVENTS_SHOWN = 12, 200
 # Where a chart of evidence is cut off.
 MOST = 1.25
 # The kind of line that shows that a stage was reached.
@@ -41,6 +41,38 @@ _REACHED_BY = {
 _OF_ROLLOUTS = ("canary", "approval", "bake")
 
 
+@dataclass
+class ReleaseStory:
+    """What the lines of a release tell, but for its looks; it grows with each line."""
+
+    # The plan of the newest rollout; empty before it began.
+    plan: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    # The newest line of each kind.
+    newest: dict[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    # Each share that the candidate has had in the newest rollout, and since when.
+    reached: dict[int, datetime] = field(default_factory=dict[int, datetime])
+    # The newest events in words, newest first, and how many there were.
+    timeline: deque[tuple[datetime, str]] = field(
+        default_factory=lambda: deque[tuple[datetime, str]](maxlen=EVENTS_SHOWN)
+    )
+    events: int = 0
+    # Behind the last line that was read.
+    after: str | None = None
+
+    def add(self, one: ReleaseLine) -> None:
+        """Go on with the next line."""
+        kind, moment = one.line["kind"], _moment(one)
+        self.newest[kind] = one.line
+        if "plan" in one.line:
+            self.plan = one.line["plan"]
+            self.reached.clear()
+        if kind == "split_confirmed":
+            self.reached.setdefault(one.line["candidate_weight"], moment)
+        if text := release_words.line_in_words(one.line):
+            self.timeline.appendleft((moment, text))
+            self.events += 1
+
+
 @dataclass(frozen=True)
 class StageView:
     """One stage of the rail: a glyph, its name and a note."""
@@ -55,7 +87,7 @@ class ReleaseView:
     """A release; parts are None where they are gone, or this session may not read them."""
 
     release: Release
-    lines: list[ReleaseLine]
+    story: ReleaseStory
     evidence: ReleaseEvidence
     endpoint: EndpointView | None
     baseline: Deployment | None
@@ -93,33 +125,16 @@ class ReleaseView:
     def _all_gates(self) -> list[Mapping[str, Any]]:
         return self.look["gates"] if self.look else []
 
-    @cached_property
-    def plan(self) -> Mapping[str, Any]:
-        """The plan of the newest rollout; empty before it began."""
-        plans = [one.line["plan"] for one in self.lines if "plan" in one.line]
-        return plans[-1] if plans else {}
-
-    @cached_property
+    @property
     def newest(self) -> Mapping[str, Mapping[str, Any]]:
         """The newest line of each kind."""
-        return {one.line["kind"]: one.line for one in self.lines}
+        return self.story.newest
 
-    @cached_property
-    def splits(self) -> list[tuple[int, datetime]]:
-        """Each share that the candidate has had, and since when."""
-        return [
-            (one.line["candidate_weight"], _moment(one))
-            for one in self.lines
-            if one.line["kind"] == "split_confirmed"
-        ]
-
-    @cached_property
+    @property
     def steps(self) -> list[tuple[int, datetime | None]]:
-        """The steps of the plan, with the time at which each was reached."""
-        reached: dict[int, datetime] = {}
-        for weight, moment in self.splits:
-            reached.setdefault(weight, moment)
-        weights = {*release_words.steps_of(self.plan), *reached} - {0}
+        """The steps of the newest rollout's plan, with the time at which each was reached."""
+        reached = self.story.reached
+        weights = {*release_words.steps_of(self.story.plan), *reached} - {0}
         return [(weight, reached.get(weight)) for weight in sorted(weights)]
 
     def stages(self, now: datetime) -> list[StageView]:
@@ -160,17 +175,17 @@ class ReleaseView:
             note = f"{line['training_examples']:,} examples"
         elif stage in ("training_gates", "smoke_test", "evaluation") and line:
             note = release_words.gates_note(line)
-        elif stage == "canary" and self.splits:
+        elif stage == "canary" and self.story.reached:
             note = f"{self.evidence.looks} looks"
         elif stage == "approval" and state == "now":
             note = f"{self.left(now)} left"
         elif stage == "approval" and "approval_answered" in self.newest:
             note = str(self.newest["approval_answered"]["decision"])
         elif stage == "approval" and state == "next":
-            is_asked = self.plan.get("approval") == "required"
+            is_asked = self.story.plan.get("approval") == "required"
             note = "a person is asked" if is_asked else ""
-        elif stage == "bake" and "bake_looks" in self.plan:
-            note = f"{self.plan['bake_looks']} looks"
+        elif stage == "bake" and "bake_looks" in self.story.plan:
+            note = f"{self.story.plan['bake_looks']} looks"
         return note
 
     def left(self, now: datetime) -> str:
@@ -179,12 +194,6 @@ class ReleaseView:
         if question is None or question.until is None:
             return "no data"
         return duration(max(question.until - now, timedelta()))
-
-    @property
-    def timeline(self) -> list[tuple[datetime, str]]:
-        """The events of the release in words, newest first."""
-        texts = [(_moment(one), release_words.line_in_words(one.line)) for one in self.lines]
-        return [one for one in reversed(texts) if one[1]]
 
     @property
     def looks(self) -> list[tuple[datetime | None, str, str]]:
@@ -205,20 +214,24 @@ class ReleaseView:
             return None
         proof = [_cut(one.gates[gate][0]) for one in points]
         harm = [_cut(one.gates[gate][1]) for one in points]
-        steps = [one.number for before, one in pairwise(points) if one.weight != before.weight]
-        return {
-            "kind": "evidence",
-            "steps": steps,
-            "columns": [
-                [one.number for one in points],
-                proof,
-                # Where nothing speaks for harm, nothing is drawn.
-                [
-                    -(one or 0.0) if any(harm[max(0, at - 1) : at + 2]) else None
-                    for at, one in enumerate(harm)
-                ],
-            ],
-        }
+        columns: tuple[list[int], list[float | None], list[float | None]] = ([], [], [])
+        steps: list[int] = []
+        # Where the numbers of each further rollout begin: they count from 1 again.
+        starts: list[int] = []
+        for at, (before, one) in enumerate(pairwise([points[0], *points])):
+            if at and one.number <= before.number:
+                starts.append(columns[0][-1] + 1)
+                # Nothing is drawn from the end of a rollout to the next one.
+                for column, value in zip(columns, (starts[-1], None, None), strict=True):
+                    column.append(value)  # pyright: ignore[reportArgumentType]
+            elif one.weight != before.weight:
+                steps.append(one.number + (starts[-1] if starts else 0))
+            columns[0].append(one.number + (starts[-1] if starts else 0))
+            columns[1].append(proof[at])
+            # Where nothing speaks for harm, nothing is drawn.
+            is_harm = any(harm[max(0, at - 1) : at + 2])
+            columns[2].append(-(harm[at] or 0.0) if is_harm else None)
+        return {"kind": "evidence", "steps": steps, "starts": starts, "columns": columns}
 
 
 def _cut(value: float | None) -> float | None:
@@ -237,7 +250,7 @@ async def release(client: PageClient, release_id: ReleaseId) -> ReleaseView:
     found = await client.releases.get(release_id)
     return ReleaseView(
         found,
-        await _lines(client, release_id),
+        await _story(client, found),
         await client.releases.evidence(release_id),
         await _endpoint(client, found),
         await _known(client, get_deployment, found.baseline_deployment_id),
@@ -269,12 +282,17 @@ async def _endpoint(client: PageClient, found: Release) -> EndpointView | None:
         return None
 
 
-async def _lines(client: PageClient, release_id: str) -> list[ReleaseLine]:
-    lines: list[ReleaseLine] = []
-    after: str | None = None
+async def _story(client: PageClient, found: Release) -> ReleaseStory:
+    """What the lines tell; an open page reads only those that are new."""
+    # A part may put the release into the hipaa mode, which removes comments from lines that were read before.
+    parts = (found.job_id, found.baseline_deployment_id, found.candidate_deployment_id)
+    story = client.visit.memory.setdefault((found.id, *parts, found.evaluation_id), ReleaseStory())
     while True:
-        found = await client.releases.lines(release_id, limit=LINES_PAGE, after=after, looks=False)
-        lines += found.lines
-        if len(found.lines) < LINES_PAGE:
-            return lines
-        after = found.pagination.after
+        page = await client.releases.lines(
+            found.id, limit=LINES_PAGE, after=story.after, looks=False
+        )
+        for one in page.lines:
+            story.add(one)
+        story.after = page.pagination.after
+        if len(page.lines) < LINES_PAGE:
+            return story

@@ -58,7 +58,7 @@ function bands(chart) {
   ctx.restore();
 }
 
-function rules(chart, steps) {
+function rules(chart, steps, starts) {
   const { ctx, bbox } = chart, dots = devicePixelRatio;
   ctx.save();
   ctx.lineWidth = 1.2 * dots;
@@ -74,6 +74,11 @@ function rules(chart, steps) {
     const x = chart.valToPos(step, "x", true);
     stroke("line", [2, 3], x, bbox.top, x, bbox.top + bbox.height);
   }
+  // Another rollout of the same release begins.
+  for (const start of starts) {
+    const x = chart.valToPos(start, "x", true);
+    stroke("line-strong", [], x, bbox.top, x, bbox.top + bbox.height);
+  }
   for (const [value, name, dash] of [[0, "line-strong", [2, 3]], [1, "proven", []], [-1, "harm", []]]) {
     const y = chart.valToPos(value, "y", true);
     stroke(name, dash, bbox.left, y, bbox.left + bbox.width, y);
@@ -85,9 +90,11 @@ KINDS.evidence = data => ({
   scales: { x: { time: false }, y: { range: [-1.5, 1.5] } },
   axes: [{ show: false }, { show: false }],
   padding: [2, 6, 2, 2],
-  series: [{}, line("proven", { width: 2.4 }), line("harm", { width: 2 })],
+  series: [{}, line("proven", { width: 2.4, spanGaps: false }), line("harm", { width: 2, spanGaps: false })],
   names: ["proof", "harm"],
-  draws: { drawClear: [bands], draw: [chart => rules(chart, data.steps)] },
+  draws: { drawClear: [bands], draw: [chart => rules(chart, data.steps, data.starts)] },
+  // Looks count from 1 in each rollout.
+  place: at => at - (data.starts.findLast(start => start <= at) ?? 0),
 });
 
 const charts = new Map();
@@ -106,14 +113,14 @@ function make(element, data) {
     legend: { show: false },
     padding: [8, 12, 0, 0],
     cursor: { points: { size: 7 }, drag: { x: false, y: false } },
-    hooks: { setCursor: [() => tell(element, chart, kind.names)], ...kind.draws },
+    hooks: { setCursor: [() => tell(element, chart, kind)], ...kind.draws },
     ...kind,
   }, data.columns, element);
   return chart;
 }
 
 // Says what lies under the cursor, for those who move it by keys, too.
-function tell(element, chart, names) {
+function tell(element, chart, { names, place: numbered = at => at }) {
   const readout = element.parentElement.querySelector(".readout");
   const at = chart.cursor.idx;
   if (!readout || at === null || at === undefined) return;
@@ -122,7 +129,7 @@ function tell(element, chart, names) {
     .filter(([, value]) => value !== null && value !== undefined)
     .map(([name, value]) => `${name} ${value.toFixed(3)}`);
   const place = chart.data[0][at];
-  const where = chart.scales.x.time ? new Date(place * 1000).toISOString().slice(11, 16) : place.toLocaleString("en");
+  const where = chart.scales.x.time ? new Date(place * 1000).toISOString().slice(11, 16) : numbered(place).toLocaleString("en");
   readout.textContent = `${where}: ${parts.join(", ")}`;
 }
 
@@ -131,7 +138,7 @@ function draw(again) {
     const data = dataOf(element);
     if (!data) continue;
     const known = charts.get(element);
-    const total = JSON.stringify([data.total, data.steps]);
+    const total = JSON.stringify([data.total, data.steps, data.starts]);
     if (known && !again && known.total === total) {
       known.chart.setData(data.columns);
       continue;

@@ -63,6 +63,7 @@ class Live:
         parts, loop, changed = self._boundary.parts, asyncio.get_running_loop(), asyncio.Event()
         sent: str | None = None
         known: set[Any] = set()
+        memory: dict[Any, Any] = {}
 
         def wake() -> None:
             loop.call_soon_threadsafe(changed.set)
@@ -71,7 +72,7 @@ class Live:
             while True:
                 changed.clear()
                 try:
-                    found = await self._content(request, address, known)
+                    found = await self._content(request, address, known, memory)
                 except AuthenticationError:
                     yield [StreamFrame("end", "signed out")]
                     return
@@ -92,11 +93,13 @@ class Live:
                 except TimeoutError:
                     pass
 
-    async def _content(self, request: Request, address: str, known: set[Any]) -> str:
+    async def _content(
+        self, request: Request, address: str, known: set[Any], memory: dict[Any, Any]
+    ) -> str:
         request.state.session = await session_of(self._boundary, request, is_use=False)
         parts, split = self._boundary.parts, urlsplit(address)
         page, named = page_at(split.path)
-        client = self._visits.client(request, known)
+        client = self._visits.client(request, known, memory)
         view = await page.view(client, named, query_of(parse_qsl(split.query)))
         frame = self._visits.frame(request, page, address)
         client_id = request.state.principal.client_id

@@ -64,8 +64,13 @@ class Visits:
             for name, bound in SERVED.items()
         }
 
-    def client(self, request: Request, known: set[Any] | None = None) -> PageClient:
-        """The client of whoever makes the request."""
+    def client(
+        self,
+        request: Request,
+        known: set[Any] | None = None,
+        memory: dict[Any, Any] | None = None,
+    ) -> PageClient:
+        """The client of whoever makes the request; `known` and `memory` are those of a stream's looks so far."""
         return PageClient(
             Visit(
                 session=request.state.session,
@@ -76,6 +81,7 @@ class Visits:
                 departure=partial(wait_for_disconnect, request.receive),
                 installation=self._installation,
                 known=known,
+                memory={} if memory is None else memory,
             )
         )
 
