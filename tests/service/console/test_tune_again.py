@@ -72,7 +72,7 @@ def test_the_form_sent_as_it_is_makes_the_same_job(service: Service) -> None:
 def test_the_page_says_what_may_be_sent(world: World) -> None:
     page = signed_in(world.service).open(f"/console/jobs/{world.ids['ft_own']}/again").text
     assert "1 to 1024, or auto" in page
-    assert "<option selected>standard</option><option>maximum</option>" in page
+    assert '<option value="standard" selected>standard</option>' in page
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,10 @@ class Form(HTMLParser):
         elif tag == "select":
             self._select = name
         elif tag == "option":
-            self._is_chosen = self._is_inside and "selected" in given
+            self._is_chosen = self._is_inside and "selected" in given and "value" not in given
+            # Without a choice a browser sends the first one.
+            if self._is_inside and ("selected" in given or self._select not in self.fields):
+                self.fields[self._select] = value
         elif (
             tag == "input"
             and self._is_inside

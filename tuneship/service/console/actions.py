@@ -17,12 +17,18 @@ class Action:
     question: str | None = None
     consequence: str = ""
     is_danger: bool = False
+    # The one button of a page that leads on.
+    leads_on: bool = False
     # The operation, where the action has another name.
     operation: str = ""
     # Fields of its body: those that the button sets, those that come with the page, those that a person fills in.
     sets: Mapping[str, str] = field(default_factory=dict[str, str])
     given: tuple[str, ...] = ()
     asks: tuple[str, ...] = ()
+    # Fields of the form that are none of the operation.
+    leaves_out: tuple[str, ...] = ()
+    # Its answer is shown on the page that the form is on; others lead to another page.
+    is_shown: bool = False
 
 
 # Who decides, and why.
@@ -58,6 +64,7 @@ ACTIONS = {
         "Resume",
         "Resume this rollout?",
         "The candidate gets more traffic as soon as its evidence allows it.",
+        leads_on=True,
         asks=DECISION,
     ),
     "retry_webhook_delivery": Action("Send again"),
@@ -66,6 +73,7 @@ ACTIONS = {
         "Promote the new model?",
         "The pipeline continues at its next check, if its gates are proven then; no answer overrides harm. If gates "
         "held before any traffic, the release continues without them.",
+        leads_on=True,
         sets={"decision": "promote"},
         **_ANSWER,
     ),
@@ -77,5 +85,45 @@ ACTIONS = {
         sets={"decision": "roll back"},
         **_ANSWER,
     ),
-    "create_job": Action("Tune again"),
+    "create_job": Action("Start training"),
+    "upload_dataset": Action("Upload"),
+    "validate_dataset": Action(
+        "Check without storing", leaves_out=("name", "description"), is_shown=True
+    ),
+    "create_deployment": Action("Deploy"),
+    "create_endpoint": Action("Make endpoint"),
+    "create_canary_endpoint": Action("Make endpoint"),
+    "update_endpoint": Action("Cut over"),
+    "update_canary_endpoint": Action("Change the split"),
+    "delete_dataset": Action(
+        "Delete",
+        "Delete this dataset?",
+        "Its file and its row are removed, and nobody can bring them back. Models that were tuned on it stay.",
+        is_danger=True,
+    ),
+    "delete_model": Action(
+        "Delete",
+        "Delete this model?",
+        "Its files are removed, and nobody can bring them back. The job that made it stays.",
+        is_danger=True,
+    ),
+    "delete_deployment": Action(
+        "Delete",
+        "Delete this deployment?",
+        "It takes no more requests, and ends once those that run are answered. Its model stays.",
+        is_danger=True,
+        given=("force",),
+    ),
+    "delete_endpoint": Action(
+        "Delete",
+        "Delete this endpoint?",
+        "Its address answers nobody from now on.",
+        is_danger=True,
+    ),
+    "delete_canary_endpoint": Action(
+        "Delete",
+        "Delete this endpoint?",
+        "Its address answers nobody from now on.",
+        is_danger=True,
+    ),
 }

@@ -66,8 +66,12 @@ def page(
     *,
     needs: Operation[..., Any] | None = None,
     is_live: bool = True,
+    template: str | None = None,
 ) -> Callable[[Show], Show]:
-    """Declare the decorated function as the page at an address; `at` and `name` put it into the navigation."""
+    """Declare the decorated function as the page at an address; `at` and `name` put it into the navigation.
+
+    `template`: of several pages, where it is not that of the module's name.
+    """
 
     def declare(show: Show) -> Show:
         in_path = re.findall(r"{(\w+)(?::path)?}", path)
@@ -84,10 +88,10 @@ def page(
         # A model's id holds slashes, so its parameter takes the rest of the address.
         matched = re.sub(r"{(\w+):path}", r"(?P<\1>.+)", path)
         pattern = re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", matched))
-        template = show.__module__.rpartition(".")[2] + ".html"
+        shown_by = template or show.__module__.rpartition(".")[2] + ".html"
         root = "/".join(path.split("/")[:3])
         _PAGES.append(
-            ConsolePage(path, at, name, template, show, pattern, query, root, needs, is_live)
+            ConsolePage(path, at, name, shown_by, show, pattern, query, root, needs, is_live)
         )
         return show
 

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
@@ -64,12 +64,23 @@ class PageClient(Api[Asynchronous], Asynchronous):
         self, operation: Operation[P, R], given: Mapping[str, Any], key: Key | None = None
     ) -> R:
         """Call an operation with arguments by name. Raises `ApiError`."""
-        visit = self.visit
         identifier = next((str(given[name]) for name in operation.path_parameters), None)
+        return await self.carry_out_read(
+            operation, identifier, lambda _: _reading(operation, given, key)
+        )
+
+    async def carry_out_read(
+        self,
+        operation: Operation[P, R],
+        identifier: str | None,
+        read: Callable[[Context], AbstractAsyncContextManager[Arguments]],
+    ) -> R:
+        """Call an operation whose arguments are read when the caller may make the call. Raises `ApiError`."""
+        visit = self.visit
         context = visit.make_context(operation, identifier)
         context.audit_facts.known = visit.known
         answer = await visit.calls[operation.name].carry_out(
-            context, _reading(operation, given, key), visit.departure
+            context, read(context), visit.departure
         )
         if not isinstance(answer, WholeAnswer):
             raise TypeError(f"{operation.name} answers with a stream")

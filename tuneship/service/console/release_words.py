@@ -11,6 +11,7 @@ from tuneship.contract.releases import Release
 from tuneship.gates.record import Verdict
 from tuneship.gates.reports.words import BAD, OUTCOMES, in_words
 from tuneship.service.console.words import count, percent
+from tuneship.service.releases.release_state import reason_of
 
 # Evidence beyond these is shown as less, or as more.
 LEAST, TEN, MOST = log(0.1), log(10), log(1000)
@@ -127,7 +128,7 @@ def sentence(release: Release, look: Mapping[str, Any] | None) -> tuple[str, str
     if look is None or release.stage not in ("canary", "approval", "bake"):
         return AT_WORK.get(release.stage, "It runs."), ""
     verdict = VERDICTS.get(look["verdict"], look["verdict"])
-    reason = reason_in_words(look["reason"])
+    reason = reason_in_words(reason_of(look))
     says = f"{verdict.capitalize()} at {look['weight']} %"
     return f"{says}: {reason}." if reason else f"{says}.", _proven(look)
 
@@ -237,7 +238,7 @@ _LINES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = {
     ),
     "approval_asked": "A person is asked: promote or roll back",
     "approval_answered": _answer,
-    "resumed": lambda line: f"Resumed by {line.get('by') or 'somebody'}",
+    "resumed": lambda line: f"Resumed by {line['by']}" if line.get("by") else "The rollout goes on",
     "ended": _ended,
     "model_card": "The model card is written",
 }

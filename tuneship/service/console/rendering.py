@@ -34,6 +34,8 @@ class PageFrame:
     # What a form was sent with, and why that was refused.
     given: Mapping[str, str] = field(default_factory=dict[str, str])
     problem: ApiError | None = None
+    # The answer to a form that is shown on its own page.
+    reply: Any = None
     # Makes one request of the clicks on a form.
     key: str = field(default_factory=lambda: secrets.token_hex(16))
 
@@ -54,12 +56,15 @@ def link(address: str) -> str:
     return address if urlsplit(address).scheme in ("http", "https") else ""
 
 
+def scope_of(action: str) -> str:
+    """The scope of an action's operation."""
+    declared = ACTIONS.get(action)
+    return SERVED[(declared.operation if declared else "") or action].operation.scope
+
+
 def may(frame: PageFrame, action: str) -> bool:
     """Whether the session has the scope of an action's operation."""
-    declared = ACTIONS.get(action)
-    name = (declared.operation if declared else "") or action
-    scope = SERVED[name].operation.scope
-    return frame.session is not None and scope in frame.session.principal.scopes
+    return frame.session is not None and scope_of(action) in frame.session.principal.scopes
 
 
 # Characters that show as nothing, or turn the order of a line around, so that a name reads as something else.
@@ -93,7 +98,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     shared = cast("dict[str, Any]", made.globals)  # pyright: ignore[reportUnknownMemberType]
-    shared |= {"place": place, "link": link, "states": words.STATES, "actions": ACTIONS, "may": may}
+    shared |= {one.__name__: one for one in (place, link, may, scope_of)}
+    shared |= {"states": words.STATES, "actions": ACTIONS}
     filters = cast("dict[str, Any]", made.filters)  # pyright: ignore[reportUnknownMemberType]
     filters |= {one.__name__: one for one in (*words.FILTERS, *release_words.FILTERS)}
     return made

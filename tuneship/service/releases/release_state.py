@@ -187,12 +187,19 @@ def _ended(state: ReleaseState, line: Mapping[str, Any], at: datetime) -> Releas
     )
 
 
+def reason_of(look: Mapping[str, Any]) -> str:
+    """Why a look decided as it did; of one that holds, the first of the reasons that it names."""
+    reasons = look.get("reasons") or ()
+    return reasons[0] if look["reason"] == "none" and reasons else look["reason"]
+
+
 def point_of(line: Mapping[str, Any]) -> dict[str, Any] | None:
     """A look in short, for charts; None for any other line."""
     if line["kind"] != "look":
         return None
     return {
-        **{name: line[name] for name in ("number", "at", "weight", "phase", "verdict", "reason")},
+        **{name: line[name] for name in ("number", "at", "weight", "phase", "verdict")},
+        "reason": reason_of(line),
         "gates": {
             gate["name"]: [
                 _of_limit(gate["log_e_ok"], gate["log_e_ok_limit"]),

@@ -1,8 +1,9 @@
 """One dataset: its counts, what was wrong with it, and where it came from."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 from tuneship.contract.common import DatasetId
 from tuneship.contract.datasets import Dataset, LineProblem
@@ -22,6 +23,11 @@ class DatasetView:
 async def dataset(client: PageClient, dataset_id: DatasetId) -> DatasetView:
     """Its lines are shown nowhere."""
     found = await client.datasets.get(dataset_id)
-    faults = sorted(found.error.details if found.error else [], key=lambda one: one.code)
+    return DatasetView(found, by_code(found.error.details if found.error else []))
+
+
+def by_code(problems: Iterable[Any]) -> Sequence[tuple[str, list[Any]]]:
+    """Problems of lines by their code, the most frequent first."""
+    faults = sorted(problems, key=lambda one: one.code)
     grouped = [(code, list(same)) for code, same in groupby(faults, lambda one: one.code)]
-    return DatasetView(found, sorted(grouped, key=lambda one: -len(one[1])))
+    return sorted(grouped, key=lambda one: -len(one[1]))

@@ -20,7 +20,7 @@ from tuneship.service.console.page import page
 from tuneship.service.console.page_client import PageClient
 from tuneship.service.console.pages.endpoint import EndpointView
 from tuneship.service.console.pages.endpoint import endpoint as endpoint_view
-from tuneship.service.console.words import duration
+from tuneship.service.console.words import count, duration
 
 R = TypeVar("R")
 LINES_PAGE = 1000
@@ -119,7 +119,8 @@ class ReleaseView:
     def switched_off(self) -> list[str]:
         """The other gates, by name."""
         off = (gate["name"] for gate in self._all_gates if not release_words.tests(gate))
-        return [*map(release_words.gate_name, off)]
+        names = [release_words.gate_name(name) for name in off]
+        return [name[:1].lower() + name[1:] for name in names]
 
     @property
     def _all_gates(self) -> list[Mapping[str, Any]]:
@@ -176,7 +177,7 @@ class ReleaseView:
         elif stage in ("training_gates", "smoke_test", "evaluation") and line:
             note = release_words.gates_note(line)
         elif stage == "canary" and self.story.reached:
-            note = f"{self.evidence.looks} looks"
+            note = count(self.evidence.looks, "look")
         elif stage == "approval" and state == "now":
             note = f"{self.left(now)} left"
         elif stage == "approval" and "approval_answered" in self.newest:
@@ -185,7 +186,7 @@ class ReleaseView:
             is_asked = self.story.plan.get("approval") == "required"
             note = "a person is asked" if is_asked else ""
         elif stage == "bake" and "bake_looks" in self.story.plan:
-            note = f"{self.story.plan['bake_looks']} looks"
+            note = count(self.story.plan["bake_looks"], "look")
         return note
 
     def left(self, now: datetime) -> str:

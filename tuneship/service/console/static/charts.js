@@ -15,8 +15,8 @@ const axis = more => ({ stroke: () => colour("ink-3"), font: FONT, ...more });
 const axes = isTime => [
   axis({
     grid: { show: false }, ticks: { stroke: () => colour("line"), size: 4 }, size: 26, space: 64,
-    // Times are UTC, as everywhere on a page.
-    ...(isTime && { values: (chart, found) => found.map(one => new Date(one * 1000).toISOString().slice(11, 16)) }),
+    // Times are UTC, as everywhere on a page, and whole minutes.
+    ...(isTime && { incrs: [1, 2, 5, 10, 15, 30, 60].map(one => 60 * one), values: (chart, found) => found.map(one => new Date(one * 1000).toISOString().slice(11, 16)) }),
   }),
   axis({ grid: { stroke: () => colour("line"), width: 1 }, ticks: { show: false }, size: 56, gap: 6, space: 30 }),
 ];
@@ -111,7 +111,7 @@ function make(element, data) {
     height: element.clientHeight,
     axes: axes(kind.scales.x?.time !== false),
     legend: { show: false },
-    padding: [8, 12, 0, 0],
+    padding: [8, 24, 0, 0],
     cursor: { points: { size: 7 }, drag: { x: false, y: false } },
     hooks: { setCursor: [() => tell(element, chart, kind)], ...kind.draws },
     ...kind,
@@ -145,6 +145,7 @@ function draw(again) {
     }
     known?.chart.destroy();
     charts.set(element, { chart: make(element, data), total });
+    fit.observe(element);
   }
   for (const element of charts.keys()) if (!element.isConnected) charts.delete(element);
   document.documentElement.dataset.drawn = "1";
@@ -168,7 +169,4 @@ document.addEventListener("points", () => draw(false));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw(true));
 addEventListener("beforeprint", () => draw(true));
 addEventListener("afterprint", () => draw(true));
-document.fonts.load(FONT).then(() => {
-  draw(true);
-  for (const element of charts.keys()) fit.observe(element);
-});
+document.fonts.load(FONT).then(() => draw(true));

@@ -2,10 +2,11 @@
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, cast, get_args
 from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import BaseModel, ValidationError
@@ -26,13 +27,17 @@ from tuneship.service.console.installation_facts import InstallationFacts
 from tuneship.service.console.page import ConsolePage, page_at
 from tuneship.service.console.page_client import PageClient, Visit
 from tuneship.service.console.rendering import PageFrame, own_page, whole_page
+from tuneship.service.console.subjects import SUBJECTS
+from tuneship.service.context.arguments import validated
 from tuneship.service.context.bindings import SERVED
-from tuneship.service.context.operation_calls import OperationCalls
+from tuneship.service.context.context import Context
+from tuneship.service.context.operation_calls import Arguments, OperationCalls
 from tuneship.service.http.boundary import Boundary
 from tuneship.service.http.console.assets import assets
 from tuneship.service.http.console.entry import address_in, check_token, form_of, html, own_path
 from tuneship.service.http.contexts import context_of
 from tuneship.service.http.disconnect import wait_for_disconnect
+from tuneship.service.http.request_content import content_of
 from tuneship.settings import ConsoleSettings, LimitSettings, ServiceSettings
 from tuneship.store.records.idempotency import Key
 
@@ -40,6 +45,10 @@ S = TypeVar("S", LimitSettings, ConsoleSettings)
 
 # As `ask` makes them.
 SHAPE_OF_KEYS = re.compile(r"[0-9a-f]{32}")
+# Fields of every form, beside those of its operation.
+ABOUT_THE_FORM = ("then", "back", "idempotency_key", "if_match")
+# A field of an object in a list.
+IN_LIST = re.compile(r"([a-z_]+)\[([0-9])\]\.([a-z_]+)")
 
 
 class Visits:
@@ -69,15 +78,23 @@ class Visits:
         request: Request,
         known: set[Any] | None = None,
         memory: dict[Any, Any] | None = None,
+        if_match: str | None = None,
     ) -> PageClient:
-        """The client of whoever makes the request; `known` and `memory` are those of a stream's looks so far."""
+        """The client of whoever makes the request.
+
+        `known` and `memory` are those of a stream's looks so far; `if_match` is the version that a change is meant for.
+        """
+
+        def make_context(operation: Operation[..., Any], identifier: str | None) -> Context:
+            context = context_of(self._boundary, operation, request, identifier)
+            context.if_match = if_match
+            return context
+
         return PageClient(
             Visit(
                 session=request.state.session,
                 calls=self._calls,
-                make_context=lambda operation, identifier: context_of(
-                    self._boundary, operation, request, identifier
-                ),
+                make_context=make_context,
                 departure=partial(wait_for_disconnect, request.receive),
                 installation=self._installation,
                 known=known,
@@ -118,49 +135,118 @@ class Visits:
         """Ask before an action that deletes or ends something, on a page that names what will happen."""
         action, operation = _action(request)
         fields = query_of(request.query_params.multi_items())
-        then = own_path(fields.pop("then", ""))
         if operation.scope not in request.state.principal.scopes:
             raise PermissionDenied(f"this key lacks the scope {operation.scope}")
-        if unknown := {*fields} - {*operation.path_parameters, *action.given}:
+        known = {"then", "back", *operation.path_parameters, *action.given}
+        if unknown := {*fields} - known:
             raise InvalidRequestError(f"the question has {len(unknown)} fields too many")
+        return await self._question(request, action, fields)
+
+    async def _question(
+        self,
+        request: Request,
+        action: Action,
+        fields: Mapping[str, str],
+        problem: ApiError | None = None,
+    ) -> Response:
+        # What a person has filled in stands in the form again.
+        fields = {one: text for one, text in fields.items() if one not in action.sets}
+        given = {one: fields.pop(one) for one in action.asks if one in fields}
+        then = own_path(fields.pop("then", ""))
+        back = own_path(fields.pop("back", "") or then)
+        called, subject = request.path_params["operation"], None
+        if called in SUBJECTS:
+            subject = await SUBJECTS[called](self.client(request), fields)
         text = own_page(
             "ask.html",
-            self.frame(request, address=address_in(request)),
+            self.frame(request, address=back, given=given, problem=problem),
             action=action,
-            called=request.path_params["operation"],
+            called=called,
             fields=fields,
+            subject=subject,
             reasons=get_args(DecisionReason),
             then=then,
+            path=back,
         )
-        return html(request, text)
+        return html(request, text, 200 if problem is None else problem.status)
 
     async def act(self, request: Request) -> Response:
         """Carry out an action and lead back to a page; a refusal is shown."""
         action, operation = _action(request)
-        fields = await form_of(request)
-        check_token(request.state.session, fields)
-        # What was left empty is not sent.
-        fields = {one: text for one, text in fields.items() if text or one not in action.asks}
-        fields |= action.sets
-        then, name = own_path(fields.pop("then", "")), fields.pop("idempotency_key", "")
-        back = fields.pop("back", "")
-        key = None
-        if operation.takes_idempotency_key and SHAPE_OF_KEYS.fullmatch(name):
-            # A double click is one request.
-            text = f"{operation.name}\n{sorted(fields.items())}"
-            digest = hashlib.sha256(text.encode()).hexdigest()
-            key = Key(request.state.principal.client_id, f"console:{name}", digest, None)
+        sent: dict[str, str] = {}
         try:
-            reply = await self.client(request).carry_out(
-                operation, _arguments(operation, fields), key
-            )
+            if operation.is_form:
+                reply = await self._carry_out_with_file(request, operation, sent)
+            else:
+                sent |= await form_of(request)
+                check_token(request.state.session, sent)
+                reply = await self._carry_out(request, operation, sent)
         except ApiError as error:
-            if not back or error.status in (401, 403) or error.status >= 500:
+            is_known = bool(sent.get("back")) or action.question is not None
+            if not sent or not is_known or error.status in (401, 403) or error.status >= 500:
                 raise
+            if action.question is not None:
+                fields = {one: text for one, text in sent.items() if one != "idempotency_key"}
+                return await self._question(request, action, fields, error)
             # The form again, with what was sent.
-            back = own_path(back)
-            return await self._page(request, back, error.status, given=fields, problem=error)
+            back = own_path(sent["back"])
+            return await self._page(request, back, error.status, given=sent, problem=error)
+        if action.is_shown:
+            back = own_path(sent.get("back", ""))
+            return await self._page(request, back, given=sent, reply=reply)
+        then = own_path(sent.get("then", ""))
         return RedirectResponse(f"{then}/{reply.id}" if operation.is_creating else then, 303)
+
+    async def _carry_out(
+        self, request: Request, operation: Operation[..., Any], sent: Mapping[str, str]
+    ) -> Any:
+        action, _ = _action(request)
+        # What a person left empty is not sent.
+        fields = {
+            one: text
+            for one, text in sent.items()
+            if one not in ABOUT_THE_FORM and (text or one not in action.asks)
+        }
+        fields |= action.sets
+        text = f"{operation.name}\n{sorted(fields.items())}"
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        key = _key(request, operation, sent, digest)
+        client = self.client(request, if_match=sent.get("if_match") or None)
+        return await client.carry_out(operation, _arguments(operation, fields), key)
+
+    async def _carry_out_with_file(
+        self, request: Request, operation: Operation[..., Any], sent: dict[str, str]
+    ) -> Any:
+        action, _ = _action(request)
+
+        @asynccontextmanager
+        async def read(context: Context) -> AsyncGenerator[Arguments]:
+            async with content_of(operation, request, context) as content:
+                fields = dict(content.fields)
+                check_token(request.state.session, fields)
+                sent.update(fields)
+                own = {
+                    one: text
+                    for one, text in fields.items()
+                    if text and one not in (*ABOUT_THE_FORM, *action.leaves_out)
+                }
+                name, model = operation.body_parameter or ("", BaseModel)
+                values = {name: validated(model, own), operation.file_parameter or "": content.file}
+                text = f"{sorted(own.items())}\n{content.file and content.file.content_sha256}"
+                digest = hashlib.sha256(f"{operation.name}\n{text}".encode()).hexdigest()
+                yield Arguments(values, _key(request, operation, fields, digest), content.no_room)
+
+        return await self.client(request).carry_out_read(operation, None, read)
+
+
+def _key(
+    request: Request, operation: Operation[..., Any], sent: Mapping[str, str], digest: str
+) -> Key | None:
+    """The key that makes one request of a double click."""
+    name = sent.get("idempotency_key", "")
+    if not operation.takes_idempotency_key or not SHAPE_OF_KEYS.fullmatch(name):
+        return None
+    return Key(request.state.principal.client_id, f"console:{name}", digest, None)
 
 
 def _group(kind: type[S], settings: ServiceSettings) -> S:
@@ -206,10 +292,20 @@ def _body(model: type[BaseModel], fields: Mapping[str, Any]) -> BaseModel:
 
 
 def _nested(fields: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of a form as an object: `a.b` is in `a`, `a[]` is texts with commas, an empty one is absent."""
+    """The fields of a form as an object: `a.b` is in `a`, `a[]` is texts with commas, `a[0].b` is of a list of objects.
+
+    An empty field is absent.
+    """
     body: dict[str, Any] = {}
     for name, text in fields.items():
         if text == "":
+            continue
+        if (place := IN_LIST.fullmatch(name)) is not None:
+            members = body.setdefault(place[1], [])
+            if isinstance(members, list):
+                listed = cast("list[dict[str, str]]", members)
+                listed += [{} for _ in range(len(listed), int(place[2]) + 1)]
+                listed[int(place[2])][place[3]] = text
             continue
         group, dot, inner = name.removesuffix("[]").partition(".")
         value = [one.strip() for one in text.split(",")] if name.endswith("[]") else text
