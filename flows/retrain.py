@@ -24,7 +24,7 @@ from prefect.states import Completed
 
 from flows.forms.release_form import ReleaseParameters, TrainingData
 from flows.forms.retrain_form import MinimumNewExamples, RetrainFile, Skipped, TrainOn
-from flows.release.clean_up import clean_up
+from flows.release.closing import clean_up
 from flows.release.data import is_tagged, resolve
 from flows.release.endpoint_lock import endpoint_lock
 from flows.release.new_data import last_success, new_parts, parts_of

@@ -21,7 +21,7 @@ from prefect import flow, get_run_logger
 
 from flows.forms.release_form import ReleaseParameters
 from flows.release.champion import Champion, SplitIsShared, find_champion
-from flows.release.clean_up import clean_up
+from flows.release.closing import clean_up
 from flows.release.data import resolve, upload_and_merge, validate_files
 from flows.release.endpoint_lock import endpoint_lock
 from flows.release.evaluation import measure_accuracy, smoke_test
@@ -30,8 +30,8 @@ from flows.release.release_run import (
     ReleaseRun,
     begin,
     finish,
-    result_when_stopped,
-    write_card_after,
+    keep_what_is_known,
+    result_of_this_process,
 )
 from flows.release.reports.assets import record_dataset, record_model
 from flows.release.reports.tracked import chosen_trackers
@@ -59,7 +59,7 @@ def tune_and_deploy(release: ReleaseParameters) -> ReleaseResult:
             try:
                 result = _release(release, run)
             except BaseException as error:
-                write_card_after(run, error)
+                keep_what_is_known(run, error)
                 raise
             return finish(run, result)
         finally:
@@ -146,6 +146,6 @@ if __name__ == "__main__":
         tune_and_deploy,
         ReleaseParameters,
         "Tune a model and release it step by step.",
-        result_when_stopped,
+        result_of_this_process,
         STAGES,
     )

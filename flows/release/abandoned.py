@@ -1,13 +1,13 @@
 """Closes abandoned releases: stops their job, deletes their deployment, ends their record.
 
-Until then a run with the same parameters resumes where the dead one stopped. The only healthy deployment is never
-deleted; the rules are those of `flows/release/clean_up.py`.
+Until then a run with the same parameters resumes where the dead one stopped. The rules are those of
+`flows/release/closing.py`.
 """
 
 from datetime import UTC, datetime
 from pathlib import Path
 
-from flows.release.clean_up import undo
+from flows.release.closing import close
 from flows.release.record_file import ReleaseRecord, ReleaseRecords
 from flows.rollout.abandoned import GuardView
 from tuneship.client import TuneshipError
@@ -26,12 +26,9 @@ def close_abandoned(watch: GuardView, records: Path) -> tuple[list[str], list[st
             # A silent run may still be training; only the end of its process releases its lock.
             elif _is_abandoned(record, watch) and record.hold():
                 try:
-                    kept = undo(record)
-                    ended = {"outcome": "aborted", "reason": "abandoned"}
-                    record.add_if_possible("ended", watch.now, **ended)
+                    notes += close(record, "abandoned")
                 finally:
                     record.release()
-                notes += kept + record.unwritten
                 closed.append(record.run_key)
         except TuneshipError as error:
             notes.append(f"the release {record.run_key} is left as it is ({type(error).__name__})")

@@ -1,26 +1,20 @@
 """Cleans up after an unsuccessful release: its job, and the deployments that it created itself.
 
 Never deletes the only healthy deployment: a candidate goes only when the split is read back without traffic for it, and
-the baseline runs. Works from the release's record alone, so that a hook in a new process can do it; idempotent.
+the baseline runs. Works from the release's record alone, and may be repeated. Next: `flows/release/closing.py`.
 """
 
 from datetime import UTC, datetime
-from typing import Any
 
-from prefect import Flow
-from prefect.client.schemas.objects import FlowRun, State
 from prefect.logging import get_logger
 
-from flows.release.record_file import ReleaseRecord, ReleaseRecords
-from flows.rollout.rollback import return_traffic
-from flows.shared.signals import uninterrupted
+from flows.release.record_file import ReleaseRecord
 from tasks.create_once import NO_SUCH_LIST, run_tag, tagged
 from tuneship.client import ApiError, TuneshipError
 from tuneship.contract.deployments import GONE, DeploymentStatus
 from tuneship.contract.endpoints import CanaryEndpoint
 from tuneship.prefect.connection import api
 from tuneship.prefect.waits import stop_job
-from tuneship.settings import PipelineSettings
 
 _LOG = get_logger("tuneship.clean_up")
 
@@ -82,31 +76,6 @@ def is_gone(deployment_id: str) -> bool:
         return error.status == 404
     except TuneshipError:
         return False
-
-
-def clean_up(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """State hook for crashed, failed or cancelled runs. Prefect passes these arguments by name."""
-    record = ReleaseRecords(PipelineSettings().records).of_flow_run(str(flow_run.id))
-    if record is None or record.last("ended") is not None:
-        return
-    with uninterrupted():
-        rollout = record.last("rollout")
-        if rollout is not None:
-            # The rollout's own hook reads its plan from the parameters of its flow run.
-            parameters = {"parameters": {"plan": rollout["plan"]}}
-            return_traffic(flow, flow_run.model_copy(update=parameters), state)
-        if record.damage:
-            _LOG.critical(record.damage)
-            return
-        try:
-            notes = undo(record)
-        except TuneshipError as error:
-            # The record stays open: the next run resumes it, or the guard closes it.
-            _LOG.warning("nothing could be deleted (%s)", type(error).__name__)
-            return
-        record.add_if_possible("ended", datetime.now(UTC), outcome="aborted", reason="stopped")
-        for note in notes + record.unwritten:
-            _LOG.warning(note)
 
 
 def undo(record: ReleaseRecord) -> list[str]:

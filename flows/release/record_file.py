@@ -63,6 +63,11 @@ class ReleaseRecord:
         """The file beside the record with what the training gates were decided from."""
         return self.path.with_suffix(".training.json")
 
+    @property
+    def parameters_file(self) -> Path:
+        """The file beside the record with the release's parameters, for the model card of a run that was killed."""
+        return self.path.with_suffix(".parameters.json")
+
     def hold(self) -> bool:
         """Lock this run for this process until it ends; False where another live process has it."""
         return self._lock.take()
@@ -168,12 +173,6 @@ class ReleaseRecords:
             # A repeated run must not add to a record that has ended, nor to one whose lines may be missing.
             number += 1
 
-    def latest(self, parameters_digest: str, run_key: str | None) -> ReleaseRecord | None:
-        """The newest record of these parameters, ended or not."""
-        pattern = f"{_file_of(run_key)}.jsonl" if run_key else f"{parameters_digest[:16]}-*.jsonl"
-        files = sorted(self.folder.glob(pattern), key=_changed_at)
-        return ReleaseRecord(files[-1]) if files else None
-
     def of_flow_run(self, flow_run_id: str) -> ReleaseRecord | None:
         """The record that a flow run wrote."""
         return next((record for record in self if record.is_of_flow_run(flow_run_id)), None)
@@ -200,13 +199,6 @@ def _read(line: bytes) -> dict[str, Any] | None:
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return fact if is_dated and is_whole else None
-
-
-def _changed_at(file: Path) -> float:
-    try:
-        return file.stat().st_mtime
-    except OSError:  # moved away in the meantime
-        return 0.0
 
 
 def _file_of(run_key: str) -> str:

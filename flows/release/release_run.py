@@ -15,6 +15,7 @@ from typing import Any
 from uuid import uuid4
 
 from prefect import get_run_logger
+from prefect.logging import get_logger
 from prefect.runtime import flow_run
 from pydantic_core import to_jsonable_python
 
@@ -31,7 +32,7 @@ from flows.release.record_file import (
     ReleaseRecords,
 )
 from flows.release.reports.assets import record_deployment
-from flows.release.reports.card import CARD_FILE, write_card
+from flows.release.reports.card import write_card
 from flows.release.reports.report import write_report
 from flows.release.reports.tracked import chosen_trackers, track_release
 from flows.release.result import Accuracy, Contender, ReleaseResult
@@ -40,6 +41,7 @@ from flows.rollout.result import RollbackIncomplete, RolloutResult, result_of
 from flows.shared.approval import is_prefect_shared
 from flows.shared.errors import BadInput
 from flows.shared.links import show_link
+from flows.shared.private_files import make_private
 from flows.shared.signals import uninterrupted
 from tasks.deployments import create_deployment
 from tuneship.contract.jobs import Job
@@ -48,7 +50,7 @@ from tuneship.dossier.components import COMPONENTS, components_running
 from tuneship.gates.gate_result import GateResult
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.training.training_gates import TrainingVerdict
-from tuneship.gates.training.training_record import TrainingRecord, training_record
+from tuneship.gates.training.training_record import TrainingRecord
 from tuneship.host.durable import write_private
 from tuneship.prefect.connection import service_name
 from tuneship.prefect.waits import wait_for_deployment
@@ -58,6 +60,9 @@ from tuneship.settings import PipelineSettings
 UNSUCCESSFUL = ("rejected", "rolled_back", "aborted")
 # Outcomes of a rollout that are final, even if its release was killed before it recorded them.
 DECIDED = ("promoted", "rolled_back")
+RESULT_FILE = "result.json"
+# The records of the releases that this process began, in their order.
+_begun: list[Path] = []
 
 
 @dataclass
@@ -321,6 +326,11 @@ def begin(release: ReleaseParameters) -> ReleaseRun:
         model_name=release.model_name,
         links={"prefect_run": str(flow_run.ui_url)} if is_prefect_shared() else {},
     )
+    # Of an earlier run with this record, which was paused, say.
+    (report_folder(record) / RESULT_FILE).unlink(missing_ok=True)
+    parameters = release.model_dump_json(exclude={"tracking"}, exclude_unset=True, by_alias=True)
+    write_private(record.parameters_file, parameters + "\n")
+    _begun.append(record.path)
     return ReleaseRun(release, records, record, key)
 
 
@@ -343,78 +353,67 @@ def finish(run: ReleaseRun, result: ReleaseResult) -> ReleaseResult:
     except Exception as error:  # the release has ended, and no report may change that
         log.exception("the report could not be written")
         result.notes.append(f"the report could not be written ({type(error).__name__})")
-    write_card_of(run, result)
+    write_card_of(run.record, run.release, result)
     log.info("%s; report: %s", result.headline, result.report or "none")
     record_deployment(result)
     # Last: the traffic and the record are settled, whatever a tracker does.
     track_release(chosen_trackers(run.release.tracking), result)
+    write_result(run.record, result)
     return result
 
 
 def report_folder(record: ReleaseRecord) -> Path:
-    """The folder of a run's report, its pictures and its model card."""
+    """The folder of a run's report, its pictures, its model card and its result."""
     return PipelineSettings().reports.expanduser() / record.path.stem
 
 
-def write_card_of(run: ReleaseRun, result: ReleaseResult) -> None:
+def write_card_of(record: ReleaseRecord, release: ReleaseParameters, result: ReleaseResult) -> None:
     """Write the model card of a run, and its digest into the record. Never raises."""
+    log = get_logger("tuneship.release")
     try:
-        file, digest = write_card(result, run.release, report_folder(run.record))
+        file, digest = write_card(result, release, report_folder(record))
     except Exception as error:  # noqa: BLE001 - the release has ended, and no card may change that
         # Without the error's text, which may quote a statement.
-        get_run_logger().warning("the model card was not written (%s)", type(error).__name__)
+        log.warning("the model card was not written (%s)", type(error).__name__)
         result.notes.append(f"the model card could not be written ({type(error).__name__})")
         return
     result.model_card = str(file)
-    run.record.add_if_possible("model_card", datetime.now(UTC), sha256=digest)
-    get_run_logger().info("model card: %s", file)
+    record.add_if_possible("model_card", datetime.now(UTC), sha256=digest)
+    log.info("model card: %s", file)
 
 
-def write_card_after(run: ReleaseRun, error: BaseException) -> None:
-    """Write the model card of a run that an error or a stop ended, with what is known so far. Never raises."""
+def write_result(record: ReleaseRecord, result: ReleaseResult) -> None:
+    """Write the result beside the report, for the dossier. Never raises."""
+    folder = report_folder(record)
+    try:
+        make_private(folder)
+        text = json.dumps(result.model_dump(mode="json"), indent=2) + "\n"
+        write_private(folder / RESULT_FILE, text)
+    except OSError as error:
+        log = get_logger("tuneship.release")
+        log.warning("the result was not written (%s)", error.strerror)
+
+
+def keep_what_is_known(run: ReleaseRun, error: BaseException) -> None:
+    """Write the result of a run that an error or a stop ends; the clean-up completes it. Never raises."""
     if isinstance(error, RollbackIncomplete) and isinstance(error.result, RolloutResult):
         rollout = error.result
+        ended = {"outcome": rollout.outcome, "reason": rollout.reason}
+        run.record.add_if_possible("ended", datetime.now(UTC), **ended)
     else:
         reason = "failed" if isinstance(error, Exception) else "cancelled"
         rollout = RolloutResult(outcome="aborted", reason=reason)
     with uninterrupted():
-        write_card_of(run, run.result_of_rollout(rollout))
+        write_result(run.record, run.result_of_rollout(rollout))
 
 
-def result_when_stopped(release: ReleaseParameters) -> ReleaseResult | None:
-    """The result of a stopped run, from the records alone; None when it had not begun."""
-    record = ReleaseRecords(PipelineSettings().records).latest(release.digest(), release.run_key)
-    if record is None:
+def result_of_this_process() -> ReleaseResult | None:
+    """The result of the newest release that this process began, also one that was stopped; None without one."""
+    try:
+        file = report_folder(ReleaseRecord(_begun[-1])) / RESULT_FILE
+        return ReleaseResult.model_validate_json(file.read_bytes())
+    except (IndexError, FileNotFoundError):
         return None
-    rollout = RolloutResult(outcome="aborted", reason="cancelled")
-    known: dict[str, Any] = {"job_id": record.made("job")}
-    gates: list[dict[str, Any]] = []
-    begun = record.last("rollout")
-    if begun is None and record.training_file.is_file():
-        judged = training_record(record.training_file.read_text())
-        known["model"] = judged.job.fine_tuned_model
-        gates = [dataclasses.asdict(gate) for gate in judged.decide().gates]
-    if begun is not None:
-        known |= begun.get("known", {})
-        gates = begun.get("gates", [])
-        rollout.notes = begun.get("notes", [])
-        for file in records_in_use().of(CanaryPlan.model_validate(begun["plan"])):
-            if not file.is_open:
-                rollout = result_of(file.record, [])
-    candidate = record.made("candidate")
-    card = report_folder(record) / CARD_FILE
-    return ReleaseResult.model_validate(
-        rollout.model_dump()
-        | known
-        | {
-            "model_card": str(card) if card.is_file() else None,
-            "run_key": record.run_key,
-            "record": str(record.path),
-            "training_gates": gates,
-            "candidate_deployment_id": candidate,
-            "candidate_deleted": candidate is not None and is_gone(candidate),
-        }
-    )
 
 
 def described(gate: GateResult) -> str:

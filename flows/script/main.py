@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 from urllib.parse import urlsplit
@@ -103,7 +103,7 @@ class Script(Generic[Parameters]):
 
     run: Callable[[Parameters], FlowOutcome]
     parameters: type[Parameters]
-    when_stopped: Callable[[Parameters], FlowOutcome | None] | None
+    when_stopped: Callable[[], FlowOutcome | None] | None
 
 
 @dataclass(frozen=True)
@@ -119,13 +119,14 @@ def run_script(
     run: Callable[[Parameters], FlowOutcome],
     parameters: type[Parameters],
     description: str,
-    when_stopped: Callable[[Parameters], FlowOutcome | None] | None = None,
+    when_stopped: Callable[[], FlowOutcome | None] | None = None,
     stages: Sequence[str] = (),
 ) -> NoReturn:
     """Read the parameters, run the flow on them and exit with its code.
 
-    `when_stopped` may return the result of a run that a signal stopped, after its clean-up; without it the result says
-    only that it was stopped. `stages`: what the picture on a terminal shows; a flow without stages is shown in lines.
+    `when_stopped` may return the result of a run that an error or a signal stopped, after its clean-up; without it the
+    result says only why it was stopped. `stages`: what the picture on a terminal shows; a flow without stages is shown
+    in lines.
     """
     chosen = _arguments(description, parameters)
     params, result = chosen.params, chosen.result
@@ -229,26 +230,36 @@ def _run(script: "Script[Parameters]", params: Path | None, screen: Screen) -> E
         started.enter_context(_prefect(screen))
         try:
             outcome = script.run(chosen)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - a run may be stopped by any
             stop = stopping_signal(error)
-            if not isinstance(stop, STOPS):
-                raise
-            result = None
             with uninterrupted():
-                try:
-                    result = script.when_stopped(chosen) if script.when_stopped else None
-                except Exception as fault:  # noqa: BLE001 - the signal decides the exit code, whatever the records hold
-                    why = f"what the run had done is not known ({type(fault).__name__})"
-                    screen.say(why, "bold red")
-                return _stopped(stop, result.model_dump(mode="json") if result else None)
+                ending = _ending_after(stop if isinstance(stop, STOPS) else error)
+                return replace(ending, result=_result_after(script, ending, screen))
     code = EXIT_CODES.get(outcome.outcome, 1)
     return Ending(outcome.model_dump(mode="json"), "", code)
 
 
-def _stopped(stop: BaseException, result: dict[str, Any] | None = None) -> Ending:
+def _result_after(script: "Script[Any]", ending: Ending, screen: Screen) -> dict[str, Any]:
+    """The result of a run that was stopped: what it had done, as far as that is known, and why it ended."""
+    try:
+        left = script.when_stopped() if script.when_stopped else None
+    except Exception as fault:  # noqa: BLE001 - the exit code stays, whatever the run has left
+        screen.say(f"what the run had done is not known ({type(fault).__name__})", "bold red")
+        left = None
+    if left is None:
+        return ending.result
+    known = left.model_dump(mode="json")
+    # A rollout has ended with a reason of its own.
+    why = () if known.get("rollout_id") else ("reason",)
+    return known | {
+        name: ending.result[name] for name in ("message", *why) if name in ending.result
+    }
+
+
+def _stopped(stop: BaseException) -> Ending:
     code = stop.exit_code if isinstance(stop, Stopped) else 130
     code = 143 if isinstance(stop, TerminationSignal) else code
-    return Ending(result or _aborted("cancelled", "stopped by a signal"), "stopped", code)
+    return Ending(_aborted("cancelled", "stopped by a signal"), "stopped", code)
 
 
 @contextmanager

@@ -28,8 +28,9 @@ STANDS_STILL = 60.0
 
 @pytest.fixture
 def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder in which the rollouts of this test keep their records."""
+    """The folder of the records of this test's rollouts and releases; their reports lie beside it."""
     monkeypatch.setenv("TUNESHIP_RECORDS", str(tmp_path / "records"))
+    monkeypatch.setenv("TUNESHIP_REPORTS", str(tmp_path / "reports"))
     return tmp_path / "records"
 
 

@@ -276,8 +276,8 @@ def _card(members: Mapping[str, bytes], found: Findings) -> None:
 
 def _decided_as_result(card: ModelCard, result: dict[str, Any], found: Findings) -> None:
     names = ["run_key"]
-    # The card of a stopped release was written before the clean-up, and its result after that, from the records.
-    is_stopped = card.decisions is not None and card.decisions.outcome == "aborted"
+    # The guard may have closed such a release since its run wrote the result, and made the card again.
+    is_stopped = result.get("outcome") in ("aborted", "rollback_incomplete")
     is_known = result.get("model") or result["training_gates"]
     if result.get("report") or (is_known and not is_stopped):
         names += ["outcome", "reason", "gate", "gates"]

@@ -8,7 +8,8 @@ import pytest
 from prefect.client.schemas.objects import FlowRun
 from prefect.states import Crashed
 
-from flows.release.clean_up import clean_up, discard_deployments
+from flows.release.clean_up import discard_deployments
+from flows.release.closing import clean_up
 from flows.release.record_file import ReleaseRecord, ReleaseRecords
 from flows.tune_and_deploy import tune_and_deploy
 from tests.flows.conftest import use

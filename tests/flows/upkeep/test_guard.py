@@ -217,6 +217,8 @@ def released(records: Path, service: FakeService, **age_of_it: float) -> Release
     where = {"endpoint_id": None, "endpoint_name": "shop", "service": service.url}
     record.add("begun", now, run_key="k", flow_run_id="f", **where)
     record.add("candidate", now, id=CANDIDATE)
+    parameters = {"model_name": "m", "model": "ft:m", "endpoint": {"name": "shop"}}
+    record.parameters_file.write_text(json.dumps(parameters))
     age(record.path, **age_of_it)
     return record
 
