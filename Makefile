@@ -17,7 +17,8 @@ SINCE = HEAD~1
 EVERY_CHANGE = (not slow and not soak) or essential
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Only files whose hashes are in a lock; none is built here, which would download what builds it.
-LOCKED = $(PIP) --require-hashes --no-deps --only-binary :all: -r packaging/locked/service.txt -r packaging/locked/build.txt
+BUILDS = $(PIP) --require-hashes --no-deps --only-binary :all: -r packaging/locked/build.txt
+LOCKED = $(BUILDS) -r packaging/locked/service.txt
 # torch comes from where pip's settings lead: its CPU build has hashes of its own.
 TORCH = $(PIP) -c constraints.txt torch
 OWN = $(PIP) --no-deps --no-build-isolation -e packaging/client -e .
@@ -93,9 +94,8 @@ bench: $(VENV)/dev.stamp ## the figures of docs and README, measured here; each 
 lock: $(VENV)/dev.stamp ## name in constraints.txt whatever an installation takes; write packaging/locked/ with hashes
 	$(BIN)/python scripts/lock.py
 
-packages: $(VENV)/dev.stamp ## both wheels, in dist/
-	$(BIN)/python -m build --wheel --no-isolation --outdir dist packaging/client
-	$(BIN)/python -m build --wheel --no-isolation --outdir dist .
+packages: $(VENV)/build.stamp ## both wheels, in dist/
+	$(BIN)/python -m pip wheel --no-deps --no-build-isolation --wheel-dir dist ./packaging/client .
 
 docs: $(VENV)/docs.stamp ## the documentation as a site, in build/docs; a link that leads nowhere is an error
 	$(BIN)/python -m sphinx -q -W --keep-going -b html -c docs/site . build/docs
@@ -108,6 +108,10 @@ $(VENV)/python.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || { \
 	  echo "Python 3.11, 3.12 or 3.13 is needed; this is $$($(PYTHON) --version). Try: make PYTHON=python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/build.stamp: $(VENV)/python.stamp packaging/locked/build.txt
+	$(BUILDS)
 	@touch $@
 
 $(VENV)/service.stamp: $(VENV)/python.stamp $(NEEDED)

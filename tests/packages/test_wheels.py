@@ -43,9 +43,8 @@ def run(command: list[str | Path], **options: Any) -> str:
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Build both wheels, by the name of their distribution."""
     folder = tmp_path_factory.mktemp("dist")
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder]
-    for source in ("packaging/client", "."):
-        run([*build, source], cwd=ROOT)
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
+    run([*build, "--wheel-dir", folder, "./packaging/client", "."], cwd=ROOT)
     return {file.name.partition("-")[0]: file for file in folder.glob("*.whl")}
 
 
