@@ -131,13 +131,13 @@ SAYS_AND_SHOWS = """
 import sys
 from flows.forms.release_form import ReleaseParameters
 from flows.shared.errors import BadInput
-from flows.script.console import Screen
+from flows.script.lines import Lines
 from tuneship.prefect.progress import TaskProgress
 
-screen = Screen()
+screen = Lines()
 screen.say("words")
 screen.show(TaskProgress("training", 1, 2))
-screen.close()
+screen.close(None)
 sys.exit(7)
 """
 

@@ -2,11 +2,8 @@
 
 import json
 import os
-import pty
 import re
-import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -14,52 +11,18 @@ from typing import IO
 import pytest
 
 from tests.support.service.in_process import Service, split
-from tests.support.waiting import PATIENCE_S
-
-ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+from tests.support.terminals import TerminalOf
 
 
-class Terminal:
-    """A command that runs on a terminal of 80 columns, and all that it has shown."""
+class Terminal(TerminalOf):
+    """A command of `tuneship` on a terminal of 80 columns."""
 
     def __init__(
         self, environment: dict[str, str], *words: str, output: IO[bytes] | None = None
     ) -> None:
         """`output`: where its standard output goes instead, as in `tuneship ... > file`."""
-        own, its = pty.openpty()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tuneship.cli.main", *words],
-            env={**os.environ, **environment, "COLUMNS": "80", "TERM": "xterm"},
-            stdin=its,
-            stdout=its if output is None else output,
-            stderr=its,
-        )
-        os.close(its)
-        self.shown = ""
-        self._own = own
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        while True:
-            try:
-                block = os.read(self._own, 1 << 16)
-            except OSError:  # the other side is closed
-                return
-            self.shown += block.decode()
-
-    def type(self, text: str) -> None:
-        os.write(self._own, text.encode())
-
-    def end(self) -> int:
-        code = self.process.wait(PATIENCE_S)
-        self._reader.join(PATIENCE_S)
-        os.close(self._own)
-        return code
-
-    @property
-    def text(self) -> str:
-        return ESCAPES.sub("", self.shown).replace("\r\n", "\n")
+        command = [sys.executable, "-m", "tuneship.cli.main", *words]
+        super().__init__(command, {**os.environ, **environment}, output=output)
 
 
 @pytest.fixture
@@ -90,7 +53,8 @@ def test_the_answer_of_an_upload_goes_where_its_output_goes_and_the_bar_to_the_t
         assert terminal.end() == 0
     answer = json.loads((tmp_path / "answer").read_bytes())
     assert (answer["num_examples"], answer["name"]) == (50, "n" * 100)
-    assert "rows.jsonl" in terminal.text
+    assert "rows.jsonl: the service is checking it" in terminal.text
+    assert "1.9/1.9 kB" in terminal.text
     assert answer["id"] not in terminal.text
 
 
