@@ -12,10 +12,13 @@ from typer.main import get_command, get_group
 Builders = Mapping[str, Callable[[], Any]]
 
 
-def lazy_group(*finders: Callable[[], Builders]) -> type[TyperGroup]:
+def lazy_group(
+    *finders: Callable[[], Builders], contents: Mapping[str, Mapping[str, str]] | None = None
+) -> type[TyperGroup]:
     """A class for `typer.Typer(cls=...)`: a group with these commands, in this order, after the registered ones.
 
-    A command is looked for from the last finder to the first, so that those which load much stand in front.
+    A command is looked for from the last finder to the first, so that those which load much stand in front. `contents`:
+    what the help of the group says, by panel and command; without it the help loads every command.
     """
     cached = [cache(find) for find in finders]
 
@@ -36,6 +39,9 @@ def lazy_group(*finders: Callable[[], Builders]) -> type[TyperGroup]:
                         break
             return super().get_command(ctx, cmd_name)
 
+        def format_help(self, ctx: Any, formatter: Any) -> None:
+            TyperGroup.format_help(_listed(self, contents), ctx, formatter)
+
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:
             if self.get_command(ctx, args[0]) is None:
                 # A misspelt name is compared with the names of the commands that are built.
@@ -44,6 +50,20 @@ def lazy_group(*finders: Callable[[], Builders]) -> type[TyperGroup]:
             return super().resolve_command(ctx, args)
 
     return LazyCommands
+
+
+def _listed(group: TyperGroup, contents: Mapping[str, Mapping[str, str]] | None) -> TyperGroup:
+    """A group with the same help, whose commands do nothing."""
+    if contents is None:
+        return group
+    commands: dict[str, Any] = {
+        name: TyperCommand(name, help=sentence, rich_help_panel=panel)
+        for panel, sentences in contents.items()
+        for name, sentence in sentences.items()
+    }
+    listed = TyperGroup(name=group.name, commands=commands, help=group.help)
+    listed.params, listed.epilog = group.params, group.epilog
+    return listed
 
 
 class UnquotingCommand(TyperCommand):

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tuneship.cli.contents import CONTENTS
 from tuneship.cli.lazy import Builders, commands_in, group_of, lazy_group
 
 # Commands without a group, by the module that has them.
@@ -26,8 +27,6 @@ ALONE = {
     "whoami": "login",
     "console": "console",
 }
-# Groups of commands for the service's own machine.
-OWN_GROUPS = ("keys",)
 # Commands that stand beside the declared ones in a group of the API, and go before one of the same name.
 BESIDE = {
     "jobs": ("job_commands", "job_export"),
@@ -37,7 +36,6 @@ BESIDE = {
     "evaluations": ("evaluation_commands", "evaluation_import"),
     "releases": ("releases",),
 }
-FLOWS, API, MACHINE, ACCOUNT = "Pipeline", "The API", "The service's machine", "Which service"
 
 
 def _module(name: str) -> str:
@@ -46,45 +44,24 @@ def _module(name: str) -> str:
 
 def _pipeline() -> Builders:
     alone = {
-        name: lambda name=name: _in_panel(_single(name, name), FLOWS)
-        for name in ("init", "release")
+        name: lambda name=name: commands_in(_module(name))[name]() for name in ("init", "release")
     }
-    groups = {
-        name: lambda name=name: _in_panel(group_of(import_module(_module(name)).app), FLOWS)
-        for name in ("rollouts",)
-    }
-    return alone | groups
+    return alone | {"rollouts": lambda: group_of(import_module(_module("rollouts")).app)}
 
 
 def _api() -> Builders:
     from tuneship.cli.declared import resources  # noqa: PLC0415 - starts slowly
 
-    talk = {name: lambda name=name: _in_panel(_talk(name), API) for name in ("generate", "chat")}
-    groups = {group: lambda group=group: _in_panel(_resource(group), API) for group in resources()}
-    return talk | groups
+    talk = {name: lambda name=name: _talk(name) for name in ("generate", "chat")}
+    return talk | {group: lambda group=group: _resource(group) for group in resources()}
 
 
 def _machine() -> Builders:
-    groups = {
-        group: lambda group=group: _in_panel(group_of(import_module(_module(group)).app), MACHINE)
-        for group in OWN_GROUPS
-    }
     alone = {
-        name: lambda name=name, module=module: _in_panel(
-            _single(module, name), ACCOUNT if module in ("login", "console") else MACHINE
-        )
+        name: lambda name=name, module=module: commands_in(_module(module))[name]()
         for name, module in ALONE.items()
     }
-    return groups | alone
-
-
-def _in_panel(command: Any, panel: str) -> Any:
-    command.rich_help_panel = panel
-    return command
-
-
-def _single(module: str, name: str) -> Any:
-    return commands_in(_module(module))[name]()
+    return {"keys": lambda: group_of(import_module(_module("keys")).app)} | alone
 
 
 def _talk(name: str) -> Any:
@@ -115,7 +92,7 @@ def _nothing() -> None:
 
 
 app = typer.Typer(
-    cls=lazy_group(_pipeline, _api, _machine),
+    cls=lazy_group(_pipeline, _api, _machine, contents=CONTENTS),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
