@@ -69,6 +69,23 @@ def test_a_stream_of_no_page_is_refused(service: Service) -> None:
     assert signed_in(service).open("/console/live?page=/console/nope").status_code == 404
 
 
+def test_a_stream_shows_nothing_of_another_tenant(service: Service) -> None:
+    job = service.job(client="bob")
+    pipeline = PlayedPipeline(service, "one", "bob", model_name="theirs")
+    deployment = service.deployment("theirs", client="bob")
+    pages = f"releases/{pipeline.id}", f"jobs/{job}", f"deployments/{deployment}"
+    browser = signed_in(service)
+
+    async def run() -> None:
+        for page in (f"/console/{one}" for one in pages):
+            async with Follower(browser, page) as follower, asyncio.timeout(PATIENCE_S):
+                kind, text = await follower.next()
+                assert (kind, "theirs" in text) == ("gone", False)
+                assert (await follower.next())[0] == "closed"
+
+    service.run(run())
+
+
 def test_a_live_page_records_what_it_has_not_read_before(service: Service) -> None:
     def reads() -> int:
         with service.database.read() as connection:

@@ -91,7 +91,9 @@ _OWN_KINDS: Mapping[str, Mapping[str, Any]] = {
     "model_card": {"sha256": Word},
 }
 _OWN = {
-    kind: {name: TypeAdapter[Any](form) for name, form in {"at": Moment, **fields}.items()}
+    kind: {
+        name: TypeAdapter[Any](cast("Any", form)) for name, form in {"at": Moment, **fields}.items()
+    }
     for kind, fields in _OWN_KINDS.items()
 }
 _FACT: TypeAdapter[Fact] = TypeAdapter(Annotated[Fact, Field(discriminator="kind")])
