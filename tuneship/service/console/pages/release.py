@@ -43,7 +43,7 @@ _OF_ROLLOUTS = ("canary", "approval", "bake")
 
 @dataclass
 class ReleaseStory:
-    """What the lines of a release tell, but for its looks; it grows with each line."""
+    """The course of a release by its lines, except for the looks; it grows with each line."""
 
     # The plan of the newest rollout; empty before it began.
     plan: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -250,7 +250,7 @@ async def release(client: PageClient, release_id: ReleaseId) -> ReleaseView:
     found = await client.releases.get(release_id)
     return ReleaseView(
         found,
-        *await _told(client, found),
+        *await _story_and_evidence(client, found),
         await _endpoint(client, found),
         await _known(client, get_deployment, found.baseline_deployment_id),
         await _known(client, get_deployment, found.candidate_deployment_id),
@@ -281,8 +281,10 @@ async def _endpoint(client: PageClient, found: Release) -> EndpointView | None:
         return None
 
 
-async def _told(client: PageClient, found: Release) -> tuple[ReleaseStory, ReleaseEvidence]:
-    """What the lines tell, and the looks; an open page reads only lines that are new, and nothing where none came."""
+async def _story_and_evidence(
+    client: PageClient, found: Release
+) -> tuple[ReleaseStory, ReleaseEvidence]:
+    """The story of the lines, and the evidence of the looks. An open page reads only the lines that are new."""
     # A part may put the release into the hipaa mode, which removes comments from lines that were read before.
     parts = (found.job_id, found.baseline_deployment_id, found.candidate_deployment_id)
     memory, place = client.visit.memory, (*parts, found.evaluation_id)
