@@ -5,7 +5,7 @@
 A real `tuneship serve` on SQLite has 10,000 jobs, two deployments of a tuned model, and a release with 1,000 looks.
 Each page is opened again and again: once alone, for the CPU time of the service process, and once beside 8 clients that
 generate, for the clock. Then lines are sent while a page is open, traffic is rolled back by the form, and 20 pages
-follow a release whose pipeline looks every five seconds. What a page or a stream must show is checked before a figure
+follow a release whose pipeline looks every 15 s. What a page or a stream must show is checked before a figure
 is printed.
 """
 
@@ -40,9 +40,11 @@ from tuneship.gates.record import SplitConfirmed
 from tuneship.store.database.database import SQLITE_FILE
 
 JOBS, LOOKS, PAGES, GENERATIONS = 10_000, 1_000, 20, 8
+# A quarter of the default time between two looks.
+LOOK_EVERY_S = 15.0
 PROMPT = Generate(prompt="Which ICD-10-CM chapter has J45.909?", max_tokens=16, temperature=0)
-FOLLOWED_S = 30.0
-PLACE = {"headers": {"Sec-Fetch-Site": "same-origin"}}
+FOLLOWED_S = 60.0
+FROM_PAGE = {"Sec-Fetch-Site": "same-origin"}
 
 
 class Scene:
@@ -67,9 +69,11 @@ class Scene:
         self.next = {OWN: 1, ROLLOUT: 1}
         lines = [line_of(begun(*pair, made.id)), line_of(SplitConfirmed(50, NOON))]
         self.tell(ROLLOUT, *lines, *(line_of(look(one, LOOKS, 50)) for one in range(1, LOOKS + 1)))
-        self.browser = httpx.Client(base_url=str(live.settings.url), timeout=60, trust_env=False)
+        self.browser = httpx.Client(
+            base_url=str(live.settings.url), headers=FROM_PAGE, timeout=60, trust_env=False
+        )
         code = client.sign_in_links.create().url.partition("#")[2]
-        answer = self.browser.post("/console/sign-in", data={"code": code}, **PLACE)
+        answer = self.browser.post("/console/sign-in", data={"code": code})
         if answer.status_code != 303:
             raise SystemExit(f"the sign-in answered {answer.status_code}")
         found = re.search(r'name="form_token" value="([0-9a-f]{64})"', self.page("/console", ""))
@@ -87,14 +91,14 @@ class Scene:
 
     def page(self, path: str, wanted: str) -> str:
         """Open a page, which has to show this text."""
-        answer = self.browser.get(path, **PLACE)
+        answer = self.browser.get(path)
         if answer.status_code != 200 or wanted not in answer.text:
             raise SystemExit(f"{path} answered {answer.status_code} without {wanted!r}")
         return answer.text
 
     def follow(self, path: str) -> Iterator[str]:
         """The contents of a page while it is open, the first one at once."""
-        with self.browser.stream("GET", f"/console/live?page={path}", **PLACE) as answer:
+        with self.browser.stream("GET", f"/console/live?page={path}") as answer:
             kind, texts = "", list[str]()
             for line in answer.iter_lines():
                 if line.startswith("event: "):
@@ -226,7 +230,7 @@ def _clicks(scene: Scene, rounds: int) -> None:
         wanted = CanaryEndpointUpdate(deployments=scene.split, lease=scene.lease)
         scene.client.canary_endpoints.update(scene.endpoint, wanted)
         cpu, before = own_cpu_ms(scene.live.pid), time.perf_counter()
-        answer = scene.browser.post("/console/do/revert_canary_endpoint", data=fields, **PLACE)
+        answer = scene.browser.post("/console/do/revert_canary_endpoint", data=fields)
         by = scene.client.endpoints.generate(scene.endpoint, PROMPT).deployment_id
         spans.append((time.perf_counter() - before) * 1000)
         busy.append(own_cpu_ms(scene.live.pid) - cpu)
@@ -260,7 +264,7 @@ def _many(scene: Scene) -> None:
         while time.perf_counter() < before + FOLLOWED_S:
             number += 1
             scene.tell(ROLLOUT, line_of(look(number, LOOKS, 50)))
-            time.sleep(5)
+            time.sleep(LOOK_EVERY_S)
         whole = (time.perf_counter() - before) * 1000
         spent[pages] = (own_cpu_ms(scene.live.pid) - busy) / whole * 100
         # Every page has come to the newest look.

@@ -11,6 +11,7 @@ from tests.support.service.console import Browser, Follower, signed_in
 from tests.support.service.in_process import Service
 from tests.support.service.releases import PlayedPipeline
 from tests.support.waiting import PATIENCE_S
+from tuneship.service.releases.kept_lines import without_comment
 from tuneship.store.database import tables
 from tuneship.store.records import release_records
 
@@ -68,6 +69,23 @@ def test_a_stream_of_no_page_is_refused(service: Service) -> None:
     assert signed_in(service).open("/console/live?page=/console/nope").status_code == 404
 
 
+def test_a_stream_shows_nothing_of_another_tenant(service: Service) -> None:
+    job = service.job(client="bob")
+    pipeline = PlayedPipeline(service, "one", "bob", model_name="theirs")
+    deployment = service.deployment("theirs", client="bob")
+    pages = f"releases/{pipeline.id}", f"jobs/{job}", f"deployments/{deployment}"
+    browser = signed_in(service)
+
+    async def run() -> None:
+        for page in (f"/console/{one}" for one in pages):
+            async with Follower(browser, page) as follower, asyncio.timeout(PATIENCE_S):
+                kind, text = await follower.next()
+                assert (kind, "theirs" in text) == ("gone", False)
+                assert (await follower.next())[0] == "closed"
+
+    service.run(run())
+
+
 def test_a_live_page_records_what_it_has_not_read_before(service: Service) -> None:
     def reads() -> int:
         with service.database.read() as connection:
@@ -116,17 +134,23 @@ def test_a_live_release_reads_only_lines_that_are_new(
 
 
 def test_a_comment_that_is_removed_leaves_an_open_page_as_well(service: Service) -> None:
-    """Its release turns out to be in the hipaa mode."""
-    candidate = service.deployment("c", security_settings={"compliance_mode": "hipaa"})
+    """A part of the release that is in the hipaa mode takes comments out of lines that were read before."""
     pipeline = PlayedPipeline(service, "one")
     pipeline.own("held_gates", approver="Eve", comment="Alice Zebra")
+
+    def remove() -> None:
+        with service.database.write("alice") as connection:
+            (stored,) = release_records.lines_of(connection, pipeline.id)
+            release_records.rewrite(connection, stored["id"], without_comment(stored["line"]))
+        pipeline.own("candidate", id="dep_" + "0" * 24)
 
     async def work(follower: Follower, _: Browser) -> None:
         text = (await follower.next())[1]
         assert "Alice Zebra" in text
-        await asyncio.to_thread(lambda: pipeline.own("candidate", id=candidate))
-        while "Alice Zebra" in text:
+        await asyncio.to_thread(remove)
+        while "The candidate is being deployed" not in text:
             text = (await follower.next())[1]
+        assert "Alice Zebra" not in text
         assert "Eve decided" in text
 
     follow(service, f"/console/releases/{pipeline.id}", work)

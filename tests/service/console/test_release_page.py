@@ -221,6 +221,17 @@ def test_a_chart_breaks_between_the_rollouts_of_a_release(service: Service) -> N
     assert "5 % not yet" in " ".join(page_of(service, pipeline).text.split())
 
 
+@pytest.mark.parametrize(
+    "address", ["http://[", "https://", "https://tuneship.example@elsewhere.test/"]
+)
+def test_a_link_that_leads_nowhere_or_elsewhere_than_it_seems_is_no_link(
+    service: Service, address: str
+) -> None:
+    pipeline = PlayedPipeline(service, "one", links={"prefect_run": address})
+    page = page_of(service, pipeline)
+    assert not [tag for _, tag in page.tags if (tag.get("href") or "").startswith("http")]
+
+
 def test_a_timeline_shows_the_newest_events_and_counts_all(service: Service) -> None:
     pipeline = PlayedPipeline(service, "one")
     for start in range(0, EVENTS_SHOWN + 40, 40):

@@ -1,7 +1,10 @@
 """The part of a line that is kept, and the row of a release after its lines."""
 
+import copy
 import dataclasses
 import json
+import math
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -9,7 +12,12 @@ import pytest
 
 from tests.support.service.releases import NOON, OWN, QUESTION, ROLLOUT, begun, line_of, look
 from tuneship.contract.common import SignedInPerson
-from tuneship.contract.releases import ReleaseStatus
+from tuneship.contract.releases import (
+    Release,
+    ReleaseEvidence,
+    ReleaseLine,
+    ReleaseStatus,
+)
 from tuneship.gates.gate_types import ThresholdReading
 from tuneship.gates.outlook import Forecast, Today, Unprovable
 from tuneship.gates.record import (
@@ -23,7 +31,10 @@ from tuneship.gates.record import (
     SplitConfirmed,
     SplitIntended,
 )
-from tuneship.service.releases.kept_lines import LONGEST, kept_line, without_comment
+from tuneship.service.console.page import page_at
+from tuneship.service.console.pages.release import ReleaseStory, ReleaseView
+from tuneship.service.console.rendering import PageFrame, live_part
+from tuneship.service.releases.kept_lines import FIRST, LONGEST, kept_line, without_comment
 from tuneship.service.releases.release_state import STAGES, ReleaseState, folded, point_of
 
 PLANTED = "Patient Alice Zebra has eczema"
@@ -150,6 +161,68 @@ def test_a_person_with_a_part_that_is_none_is_nobody(field: str) -> None:
     of_rollout = {**line_of(FACTS[6]), "person": person}
     assert kept_line(ROLLOUT, of_rollout) == {**kept_line(ROLLOUT, of_rollout), "person": None}
     assert "person" not in kept_line(OWN, {**OWN_LINES[7], "person": person})
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path to each value within a line; of a list the first one."""
+    yield path
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from places(one, (*path, key))
+    elif isinstance(value, list) and value:
+        yield from places(value[0], (*path, 0))
+
+
+def changed(line: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    """The line with another value at this place."""
+    made = copy.deepcopy(line)
+    at: Any = made
+    for one in path[:-1]:
+        at = at[one]
+    at[path[-1]] = value
+    return made
+
+
+ODD: tuple[Any, ...] = (
+    *(None, {}, 10**30, math.inf, "2026-01-01T00:00:00"),
+    *("0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"),
+)
+ADDRESS = "/console/releases/rel_" + "0" * 24
+
+
+@pytest.mark.parametrize("line", [*OWN_LINES, *map(line_of, FACTS)])
+def test_a_line_with_any_value_in_any_place_is_stored_and_shown(line: dict[str, Any]) -> None:
+    """Otherwise one line would take a release, and every list with it, away from its tenant."""
+    record = ROLLOUT if "link" in line else OWN
+    page = page_at(ADDRESS)[0]
+    row = {"id": "rel_1", "run_key": "k", "model_name": "m", "endpoint_name": "e"}
+    row |= {"links": {}, "records": {}, "created_at": NOON, "updated_at": NOON}
+    for path in places(line):
+        for value in ODD if path not in ((), ("kind",)) else ():
+            kept = kept_line(record, {"at": AT, **changed(line, path, value)})
+            point = point_of(kept)
+            state = dataclasses.asdict(folded(EMPTY, record, kept, NOON))
+            # What PostgreSQL takes as JSON.
+            json.dumps([kept, point, state["question"]], allow_nan=False)
+            if question := state["question"]:
+                question |= {"allowed": ["promote"], "needs_reason": False}
+                assert (
+                    question["until"] is None or datetime.fromisoformat(question["until"]) >= FIRST
+                )
+            found = {"looks": 1, "points": [point] if point else []}
+            found["last_look"] = kept if kept["kind"] == "look" else None
+            shown = ReleaseLine(record=record, number=1, at=NOON, line=kept)
+            story = ReleaseStory()
+            story.add(shown)
+            view = ReleaseView(
+                Release.model_validate({**row, **state, "question": question}),
+                story,
+                ReleaseEvidence.model_validate(found),
+                *([None] * 5),
+            )
+            for reply in (view.release, view.evidence, shown):
+                assert reply.model_dump_json()
+            assert live_part(page, view, PageFrame("s", NOON, None, page, ADDRESS))
 
 
 def test_a_person_is_named_and_not_quoted_in_hipaa_mode() -> None:

@@ -115,6 +115,7 @@ def test_lines_are_read_page_by_page_with_and_without_looks(service: Service) ->
     assert stolen.status_code == 422
 
 
+@pytest.mark.both_databases
 def test_evidence_of_many_looks_is_shown_in_part_with_the_newest(service: Service) -> None:
     pipeline = PlayedPipeline(service, "one", kind="rollout")
     nothing = service.call("GET", f"{pipeline.path}/evidence").json()

@@ -10,7 +10,7 @@ from typing import Any, cast
 from tuneship.contract.releases import Release
 from tuneship.gates.record import Verdict
 from tuneship.gates.reports.words import BAD, OUTCOMES, in_words
-from tuneship.service.console.words import count, percent
+from tuneship.service.console.words import MISSING, count, percent
 from tuneship.service.releases.release_state import reason_of
 
 # Evidence beyond these is shown as less, or as more.
@@ -90,8 +90,10 @@ def stage_name(stage: str) -> str:
     return STAGES.get(stage, stage)
 
 
-def evidence(log_e: float) -> str:
+def evidence(log_e: float | None) -> str:
     """A strength of evidence, how many times more likely, from its natural logarithm."""
+    if log_e is None:
+        return MISSING
     if log_e < LEAST:
         return "< 0.1"
     return (

@@ -52,8 +52,13 @@ def place(path: str, **query: object) -> str:
 
 
 def link(address: str) -> str:
-    """The address of a page elsewhere, which opens only as a page of the web."""
-    return address if urlsplit(address).scheme in ("http", "https") else ""
+    """The address of a page elsewhere, which opens only as a page of the web, of the host that it shows first."""
+    try:
+        found = urlsplit(address)
+    except ValueError:
+        return ""
+    is_plain = found.scheme in ("http", "https") and found.hostname and "@" not in found.netloc
+    return address if is_plain else ""
 
 
 def scope_of(action: str) -> str:

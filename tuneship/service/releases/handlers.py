@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from itertools import takewhile
 from typing import Any
 
 import sqlalchemy as sa
@@ -271,15 +270,9 @@ def get_release_evidence(context: Context, release_id: str) -> ReleaseEvidence:
     """Return the looks in short, and the newest one that compared, whole."""
     row = own_release(context, release_id)
     with context.read() as connection:
-        points = release_records.points_of(connection, row["id"])
-        after_bake = len([*takewhile(lambda one: one["phase"] == Phase.SETTLE, reversed(points))])
-        last = release_records.last_look(connection, row["id"], skipped=after_bake)
-    step = -(-len(points) // MOST_POINTS) or 1
-    # From the end, so that the newest one is among them.
-    shown = points[::-step][::-1]
-    return ReleaseEvidence.model_validate(
-        {"looks": len(points), "points": shown, "last_look": last}
-    )
+        looks, points = release_records.points_of(connection, row["id"], MOST_POINTS)
+        last = release_records.last_comparison(connection, row["id"], Phase.SETTLE)
+    return ReleaseEvidence.model_validate({"looks": looks, "points": points, "last_look": last})
 
 
 @serves(contract.answer_release)

@@ -5,11 +5,12 @@ keeps its kind and time only, like one of a newer pipeline. Pure. Next: `release
 """
 
 import re
-from collections.abc import Mapping
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from math import isfinite
 from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import AwareDatetime, BaseModel, Field, TypeAdapter, ValidationError
 from pydantic_core import to_json
 
 from tuneship.contract.common import READS_AS_WRITTEN
@@ -25,11 +26,15 @@ _LEFT_OUT = frozenset({"prompts", "kept"})
 # The longest stored line, as JSON: a look has about 5 KB.
 LONGEST = 32_768
 
+# A clock is never so wrong, and a time near the ends of the calendar cannot be shown in another zone.
+FIRST, LAST = datetime(2000, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
+
 Word = Annotated[str, Field(pattern=f"^(?:{_WORD.pattern})$")]
 PersonName = Annotated[str, Field(max_length=200, pattern=READS_AS_WRITTEN)]
 Comment = Annotated[str, Field(max_length=2000)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
+Moment = Annotated[AwareDatetime, Field(ge=FIRST, le=LAST)]
 
 
 class _Gate(BaseModel):
@@ -64,7 +69,7 @@ _OWN_KINDS: Mapping[str, Mapping[str, Any]] = {
     "job": {"id": Word},
     "trained": {"id": Word},
     "training_gates": {"decision": Word, "reason": Word, "gates": list[_Gate]},
-    "question": {"question": Word, "asks": list[Word], "until": datetime},
+    "question": {"question": Word, "asks": list[Word], "until": Moment},
     "held_gates": {
         "question": Word,
         "decision": Word,
@@ -86,7 +91,9 @@ _OWN_KINDS: Mapping[str, Mapping[str, Any]] = {
     "model_card": {"sha256": Word},
 }
 _OWN = {
-    kind: {name: TypeAdapter[Any](form) for name, form in {"at": datetime, **fields}.items()}
+    kind: {
+        name: TypeAdapter[Any](cast("Any", form)) for name, form in {"at": Moment, **fields}.items()
+    }
     for kind, fields in _OWN_KINDS.items()
 }
 _FACT: TypeAdapter[Fact] = TypeAdapter(Annotated[Fact, Field(discriminator="kind")])
@@ -127,6 +134,8 @@ def _of_rollout(line: Mapping[str, Any]) -> dict[str, Any]:
         fact = _FACT.validate_python(line)
     except ValidationError:
         return _unread(line)
+    if not _is_usable(_FACT.dump_python(fact)):
+        return _unread(line)
     kept: dict[str, Any] = _plain(_FACT.dump_python(fact, mode="json"))
     people = {name: _PEOPLE[name] for name in _PEOPLE if name in kept}
     # A person without a readable part is none.
@@ -134,9 +143,20 @@ def _of_rollout(line: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, **blank, **_fitting(people, line)}
 
 
+def _is_usable(value: Any) -> bool:
+    """Whether every number of a fact is finite, and every time has a zone and lies in our days."""
+    if isinstance(value, dict):
+        return all(map(_is_usable, cast("dict[Any, Any]", value).values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_usable, cast("Sequence[Any]", value)))
+    if isinstance(value, datetime):
+        return value.tzinfo is not None and FIRST <= value <= LAST
+    return not isinstance(value, float) or isfinite(value)
+
+
 def _unread(line: Mapping[str, Any]) -> dict[str, Any]:
     """The kind and time of a line. Its kind is marked: it may be a known one with values that are not."""
-    found = _fitting({"kind": TypeAdapter(Word), "at": TypeAdapter(datetime)}, line)
+    found = _fitting({"kind": TypeAdapter(Word), "at": TypeAdapter(Moment)}, line)
     return {**found, "kind": f"unread:{found.get('kind', '')}"}
 
 

@@ -77,23 +77,32 @@ def lines_of(
     return [_readable(row) for row in found]
 
 
-def points_of(connection: sa.Connection, release_id: str) -> list[dict[str, Any]]:
-    """The looks of a release in short, oldest first."""
-    query = sa.select(release_lines.c.point).where(
-        release_lines.c.release_id == release_id, release_lines.c.kind == "look"
-    )
-    return [one for one in connection.scalars(query.order_by(release_lines.c.id)) if one]
+def points_of(
+    connection: sa.Connection, release_id: str, most: int
+) -> tuple[int, list[dict[str, Any]]]:
+    """The number of looks of a release, and at most so many of them in short, oldest first, with the newest one."""
+    is_look = sa.and_(release_lines.c.release_id == release_id, release_lines.c.kind == "look")
+    looks = connection.scalar(sa.select(sa.func.count()).where(is_look)) or 0
+    # From the end, so that the newest one is among them; only these are decoded.
+    from_end = sa.func.row_number().over(order_by=release_lines.c.id.desc()).label("from_end")
+    each = sa.select(release_lines.c.id, release_lines.c.point, from_end).where(is_look).subquery()
+    step = -(-looks // most) or 1
+    query = sa.select(each.c.point).where((each.c.from_end - 1) % step == 0).order_by(each.c.id)
+    return looks, [*connection.scalars(query)]
 
 
-def last_look(
-    connection: sa.Connection, release_id: str, skipped: int = 0
+def last_comparison(
+    connection: sa.Connection, release_id: str, settling: str
 ) -> dict[str, Any] | None:
-    """The newest look of a release but for the `skipped` newest ones."""
+    """The newest look of a release at both deployments; those of the phase `settling` see the candidate alone."""
     query = (
         sa.select(release_lines)
-        .where(release_lines.c.release_id == release_id, release_lines.c.kind == "look")
+        .where(
+            release_lines.c.release_id == release_id,
+            release_lines.c.kind == "look",
+            release_lines.c.point["phase"].as_string() != settling,
+        )
         .order_by(release_lines.c.id.desc())
-        .offset(skipped)
         .limit(1)
     )
     found: Sequence[ReleaseLineRow] = fetch_all(connection, query)

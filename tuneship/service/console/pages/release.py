@@ -43,7 +43,7 @@ _OF_ROLLOUTS = ("canary", "approval", "bake")
 
 @dataclass
 class ReleaseStory:
-    """What the lines of a release tell, but for its looks; it grows with each line."""
+    """The course of a release by its lines, except for the looks; it grows with each line."""
 
     # The plan of the newest rollout; empty before it began.
     plan: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -251,8 +251,7 @@ async def release(client: PageClient, release_id: ReleaseId) -> ReleaseView:
     found = await client.releases.get(release_id)
     return ReleaseView(
         found,
-        await _story(client, found),
-        await client.releases.evidence(release_id),
+        *await _story_and_evidence(client, found),
         await _endpoint(client, found),
         await _known(client, get_deployment, found.baseline_deployment_id),
         await _known(client, get_deployment, found.candidate_deployment_id),
@@ -283,17 +282,28 @@ async def _endpoint(client: PageClient, found: Release) -> EndpointView | None:
         return None
 
 
-async def _story(client: PageClient, found: Release) -> ReleaseStory:
-    """What the lines tell; an open page reads only those that are new."""
+async def _story_and_evidence(
+    client: PageClient, found: Release
+) -> tuple[ReleaseStory, ReleaseEvidence]:
+    """The story of the lines, and the evidence of the looks. An open page reads only the lines that are new."""
     # A part may put the release into the hipaa mode, which removes comments from lines that were read before.
     parts = (found.job_id, found.baseline_deployment_id, found.candidate_deployment_id)
-    story = client.visit.memory.setdefault((found.id, *parts, found.evaluation_id), ReleaseStory())
+    memory, place = client.visit.memory, (*parts, found.evaluation_id)
+    story, evidence, records = memory.get(place, (ReleaseStory(), None, None))
+    if evidence is None or records != found.records:
+        await _read_on(client, found.id, story)
+        evidence = await client.releases.evidence(found.id)
+        memory[place] = story, evidence, found.records
+    return story, evidence
+
+
+async def _read_on(client: PageClient, release_id: str, story: ReleaseStory) -> None:
     while True:
         page = await client.releases.lines(
-            found.id, limit=LINES_PAGE, after=story.after, looks=False
+            release_id, limit=LINES_PAGE, after=story.after, looks=False
         )
         for one in page.lines:
             story.add(one)
         story.after = page.pagination.after
         if len(page.lines) < LINES_PAGE:
-            return story
+            return

@@ -7,6 +7,7 @@ what differs.
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -26,13 +27,13 @@ from tuneship.service.console.page import page_at
 from tuneship.service.console.rendering import live_part
 from tuneship.service.context.context import Context
 from tuneship.service.http.boundary import Boundary
-from tuneship.service.http.console.entry import own_path, session_of
+from tuneship.service.http.console.entry import END_SEEN_WITHIN_S, own_path, session_of
 from tuneship.service.http.console.visits import Visits, query_of
 from tuneship.service.http.streams import StreamResponse
 
 LOOK_EVERY_S = 1.0
-# Without any write that wakes it: metrics are stored beside, and a session may have ended.
-LOOK_AT_LEAST_EVERY_S = 2.0
+# Without any write that wakes it: metrics are stored beside.
+LOOK_AT_LEAST_EVERY_S = 5.0
 
 
 class Live:
@@ -71,6 +72,7 @@ class Live:
         with parts.database.listening(wake):
             while True:
                 changed.clear()
+                next_at = loop.time() + LOOK_AT_LEAST_EVERY_S
                 try:
                     found = await self._content(request, address, known, memory)
                 except AuthenticationError:
@@ -88,10 +90,26 @@ class Live:
                     sent = found
                 await asyncio.sleep(LOOK_EVERY_S)
                 try:
-                    async with asyncio.timeout(LOOK_AT_LEAST_EVERY_S):
-                        await changed.wait()
-                except TimeoutError:
-                    pass
+                    await self._wait(request, changed, next_at)
+                except AuthenticationError:
+                    yield [StreamFrame("end", "signed out")]
+                    return
+
+    async def _wait(self, request: Request, changed: asyncio.Event, until: float) -> None:
+        """Wait for a write, or for this time of the loop. Raises `AuthenticationError` where the session ends first."""
+        loop = asyncio.get_running_loop()
+        while not changed.is_set() and (left := until - loop.time()) > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(left, END_SEEN_WITHIN_S)):
+                    await changed.wait()
+                    return
+            try:
+                await session_of(self._boundary, request, is_use=False)
+            except AuthenticationError:
+                raise
+            except ApiError:
+                # The database is away for a moment.
+                continue
 
     async def _content(
         self, request: Request, address: str, known: set[Any], memory: dict[Any, Any]
