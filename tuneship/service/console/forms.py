@@ -11,6 +11,8 @@ from pydantic import BaseModel
 
 from tuneship.contract.models import HyperparameterLimits
 
+# A limit that only says how numbers are stored.
+UNBOUNDED = 2**53
 Choices = Sequence[tuple[str, str]]
 
 
@@ -70,6 +72,8 @@ def limits_in_words(limit: HyperparameterLimits) -> str:
     """The values that a hyperparameter may have."""
     if limit.min is None or limit.max is None:
         return ""
+    if limit.max >= UNBOUNDED:
+        return f"{limit.min:.10g} or more"
     low = ("above " if limit.exclusive_min else "") + f"{limit.min:.10g}"
     high = ("below " if limit.exclusive_max else "") + f"{limit.max:.10g}"
     return f"{low} to {high}" + (", or auto" if limit.auto else "")

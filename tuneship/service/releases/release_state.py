@@ -190,7 +190,8 @@ def _ended(state: ReleaseState, line: Mapping[str, Any], at: datetime) -> Releas
 def reason_of(look: Mapping[str, Any]) -> str:
     """Why a look decided as it did; of one that holds, the first of the reasons that it names."""
     reasons = look.get("reasons") or ()
-    return reasons[0] if look["reason"] == "none" and reasons else look["reason"]
+    holds = look["verdict"] == "hold" and look["reason"] == "none"
+    return reasons[0] if holds and reasons else look["reason"]
 
 
 def point_of(line: Mapping[str, Any]) -> dict[str, Any] | None:

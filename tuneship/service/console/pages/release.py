@@ -185,7 +185,9 @@ class ReleaseView:
     def timeline(self) -> list[tuple[datetime, str]]:
         """The events of the release in words, newest first."""
         texts = [(_moment(one), release_words.line_in_words(one.line)) for one in self.lines]
-        return [one for one in reversed(texts) if one[1]]
+        said = [one for one in reversed(texts) if one[1]]
+        # Both records of a release say that it has ended.
+        return [one for at, one in enumerate(said) if not at or one[1] != said[at - 1][1]]
 
     @property
     def looks(self) -> list[tuple[datetime | None, str, str]]:
