@@ -72,8 +72,6 @@ def limits_in_words(limit: HyperparameterLimits) -> str:
     """The values that a hyperparameter may have."""
     if limit.min is None or limit.max is None:
         return ""
-    if limit.max >= UNBOUNDED:
-        return f"{limit.min:.10g} or more"
     low = ("above " if limit.exclusive_min else "") + f"{limit.min:.10g}"
     high = ("below " if limit.exclusive_max else "") + f"{limit.max:.10g}"
     return f"{low} to {high}" + (", or auto" if limit.auto else "")
@@ -81,6 +79,8 @@ def limits_in_words(limit: HyperparameterLimits) -> str:
 
 def _declared_limits(schema: Mapping[str, Any]) -> str:
     for one in (schema, *schema.get("anyOf", ())):
+        if one.get("maximum", 0) >= UNBOUNDED:
+            return f"{one['minimum']:.10g} or more"
         if "minimum" in one and "maximum" in one:
             return f"{one['minimum']:.10g} to {one['maximum']:.10g}"
     return ""

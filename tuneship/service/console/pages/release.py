@@ -170,7 +170,7 @@ class ReleaseView:
         elif stage == "approval" and state == "next":
             is_asked = self.plan.get("approval") == "required"
             note = "a person is asked" if is_asked else ""
-        elif stage == "bake" and "bake_looks" in self.plan:
+        elif stage == "bake" and isinstance(self.plan.get("bake_looks"), int):
             note = count(self.plan["bake_looks"], "look")
         return note
 
