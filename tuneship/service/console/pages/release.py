@@ -71,7 +71,13 @@ class ReleaseView:
     @property
     def says(self) -> tuple[str, str]:
         """The sentence of the page, in two parts."""
-        return release_words.sentence(self.release, self.look)
+        look: Mapping[str, Any] | None = self.look
+        if look is not None and self.evidence.points:
+            # Later ones may have looked at the candidate alone, which has all traffic.
+            newest = self.evidence.points[-1]
+            of_newest = {"verdict": newest.verdict, "weight": newest.weight}
+            look = {**look, **of_newest, "reason": newest.reason, "reasons": []}
+        return release_words.sentence(self.release, look)
 
     @property
     def look(self) -> Mapping[str, Any] | None:

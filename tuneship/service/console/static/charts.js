@@ -134,7 +134,7 @@ function draw(again) {
     const data = dataOf(element);
     if (!data) continue;
     const known = charts.get(element);
-    const total = JSON.stringify([data.total, data.steps]);
+    const total = JSON.stringify([data.total, data.steps, data.names]);
     if (known && !again && known.total === total) {
       known.chart.setData(data.columns);
       continue;
