@@ -247,7 +247,7 @@ def compare(person: Person) -> None:
     window.evaluate("document.querySelector('[name=prompt]').focus()")
     window.keys(Keys.CONTROL, Keys.ENTER)
     ends = "[...document.querySelectorAll('[data-figure=end]')].map(one => one.textContent)"
-    window.wait(lambda: all(window.evaluate(ends)) or None)
+    window.wait(lambda: not {"", "writing"} & {*window.evaluate(ends)} or None)
     window.picture("compared")
     answers = "[...document.querySelectorAll('.text')].map(one => one.textContent)"
     plain, tuned = window.evaluate(answers)
