@@ -5,6 +5,8 @@ A form of Prefect's UI passes typed text to the enclosing form after 10 ms, whic
 So every method that changes a form ends with `settle` and then checks the field.
 """
 
+import base64
+import re
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -177,6 +179,14 @@ class Browser:
         """Give the page a size in pixels."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self._driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+    def pages_on_paper(self) -> int:
+        """The number of A4 pages that printing this page takes; the PDF is kept for people to look at."""
+        paper = {"paperWidth": 8.27, "paperHeight": 11.69, "printBackground": True}
+        printed = self._driver.execute_cdp_cmd("Page.printToPDF", paper)
+        document = base64.b64decode(printed["data"])
+        (self._folder / "printed.pdf").write_bytes(document)
+        return len(re.findall(rb"/Type\s*/Page\b", document))
 
     def prefer(self, scheme: str) -> None:
         """Prefer `light` or `dark` pages."""

@@ -45,9 +45,9 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
 @pytest.fixture
 def run(
     serve: Serve, tmp_path: Path, prefect_homes: PrefectHomes
-) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+) -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
     """Start a release as a plain script, with the key of the pipeline."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[subprocess.Popen[bytes]] = []
     rows = rows_file(tmp_path / "rows.jsonl", 64)
     own = os.environ | {
         **WITHOUT_SETTINGS,
@@ -61,7 +61,7 @@ def run(
         "TUNESHIP_REPORTS": str(tmp_path / "reports"),
     }
 
-    def start(name: str, **chosen: Any) -> "subprocess.Popen[str]":
+    def start(name: str, **chosen: Any) -> "subprocess.Popen[bytes]":
         traffic = {"prompts": str(rows), "requests_per_second": 10, "max_tokens": 4}
         release = {
             "model_name": "notes",
@@ -75,18 +75,12 @@ def run(
         file.write_text(json.dumps(release))
         command = ["flows/tune_and_deploy.py", "--params", str(file)]
         result = ["--result", str(tmp_path / f"{name}-result.json")]
-        log = (tmp_path / f"{name}.log").open("w")
-        started.append(
-            subprocess.Popen(
-                [sys.executable, *command, *result],
-                cwd=ROOT,
-                env=own,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                text=True,
+        with (tmp_path / f"{name}.log").open("w") as log:
+            script = subprocess.Popen(
+                [sys.executable, *command, *result], cwd=ROOT, env=own, stdout=log, stderr=log
             )
-        )
-        return started[-1]
+        started.append(script)
+        return script
 
     yield start
     for script in started:
@@ -127,12 +121,18 @@ class Person:
         )
         self.window.wait(lambda: self.window.evaluate(f"(() => {{ {script} }})()") or None)
 
+    def reads(self, *texts: str) -> None:
+        """Wait until the page shows these texts, one after the other."""
+        for text in texts:
+            self.window.wait_for_text(text)
+
     def decide(self, button: str, question: str) -> None:
         """Press a button, and confirm what it asks under the person's name."""
         self.window.press(button)
         self.window.wait_for_text(question)
         self.window.evaluate(f"document.querySelector('[name=name]').value = {PERSON!r}")
         self.window.press(button)
+        self.window.wait(lambda: "/do/" not in self.window.address or None)
 
     def choose(self, name: str, text: str) -> None:
         """Choose the option of a list that begins with a text."""
@@ -152,96 +152,104 @@ class Person:
 
 
 def test_a_person_follows_decides_compares_and_leaves(
-    serve: Serve,
-    run: Callable[..., "subprocess.Popen[str]"],
-    tmp_path: Path,
+    serve: Serve, run: Callable[..., "subprocess.Popen[bytes]"], tmp_path: Path
 ) -> None:
     with opened_window(tmp_path) as window:
         window.before_every_page(WATCH)
         person = Person(window)
         window.open(printed_link(serve), "Overview")
         window.wait_for_text("Nothing is in progress.")
+        person.stays()
         training = {"epochs": 1, "batch_size": 8, "learning_rate": 0.001}
         data = {"files": [str(tmp_path / "rows.jsonl")]}
         script = run("first", hyperparameters=training, validation_frequency=2, data=data)
-
-        # It begins while the person looks, without a reload.
-        person.stays()
-        window.wait_for_text("Releases in progress")
-        assert person.stayed()
-        person.follow("notes")
-        window.wait_for_text("notes on notes")
-        person.stays()
-        window.wait_for_text("The candidate gets 50 % of the traffic")
-        assert person.stayed()
-        window.picture("released")
-
-        person.decide("Pause", "Pause this rollout?")
-        window.wait_for_text(f"Paused by {PERSON}")
-        # The pipeline has seen it.
-        window.wait_for_text("a person has paused the rollout")
-        window.picture("paused")
-        person.decide("Resume", "Resume this rollout?")
-        window.wait_for_text("The rollout goes on")
-        window.wait_for_text("it waits for a person")
-        window.picture("asked")
-        person.decide("Promote", "Promote the new model?")
-        person.stays()
-        window.wait_for_text(f"{PERSON} decided: promote")
-        window.wait_for_text("promoted")
-        window.picture("promoted")
-        assert person.stayed()
+        promote(person)
         assert script.wait(PATIENCE_S) == 0
 
         model = result(tmp_path, "first")["model"]
+        # So long that it is still at its first step when the person decides.
         slow = CANARY | {"min_looks_per_step": 400}
         script = run("second", model=model, model_name="notes-2", canary=slow)
-        window.open(f"{serve.url}/console/releases", "notes-2")
-        person.follow("notes-2")
-        window.wait_for_text("The candidate gets 50 % of the traffic")
-        person.decide("Roll back", "Roll back this rollout?")
-        person.stays()
-        window.wait_for_text("Why: a person rolled it back")
-        window.picture("rolled back")
-        assert person.stayed()
-        assert script.wait(PATIENCE_S) == 1
+        roll_back(person)
+        script.wait(PATIENCE_S)
         assert result(tmp_path, "second")["outcome"] == "rolled_back"
 
-        # Beside the promoted model serves the base model again, deployed from its page.
+        compare(person)
         person.follow("Models")
-        window.wait_for_text("Base models first")
-        person.follow("tuneship tiny")
-        window.wait_for_text("A base model.")
-        person.follow("Deploy it")
-        window.wait_for_text("New deployment")
-        window.evaluate("document.querySelector('[name=deployment_name]').value = 'plain'")
-        window.press("Deploy")
-        window.wait_for_text("It serves tuneship-tiny with 1 replica.")
-        person.follow("Try it")
-        window.wait_for_text("Nothing of it is kept")
-        window.wait(lambda: window.evaluate("!document.getElementById('send').disabled") or None)
-        person.choose("b", "notes")
-        window.evaluate("document.querySelector('[name=prompt]').value = 'What is case 1 green?'")
-        window.evaluate("document.querySelector('[name=prompt]').focus()")
-        window.keys(Keys.CONTROL, Keys.ENTER)
-        ends = "[...document.querySelectorAll('[data-figure=end]')].map(one => one.textContent)"
-        window.wait(lambda: all(window.evaluate(ends)) or None)
-        window.picture("compared")
-        answers = "[...document.querySelectorAll('.text')].map(one => one.textContent)"
-        plain, tuned = window.evaluate(answers)
-        assert tuned
-        assert plain != tuned
-
-        person.follow("Models")
-        window.wait_for_text("Base models first")
+        person.reads("Base models first")
         person.follow("notes")
-        window.wait_for_text("Model card")
-        window.wait_for_text("Formal privacy guarantee")
+        person.reads("Model card", "Formal privacy guarantee")
         window.picture("card")
         assert window.evaluate("window.refused") == []
         assert window.complaints() == []
         window.press("Sign out")
-        window.wait_for_text("Code of the link")
+        person.reads("Code of the link")
         window.back()
-        window.wait_for_text("Code of the link")
+        person.reads("Code of the link")
         assert "Model card" not in window.text
+
+
+def promote(person: Person) -> None:
+    """Follow a release from its beginning, pause it, resume it, and promote it when asked."""
+    # It begins while the person looks, without a reload.
+    person.reads("Releases in progress")
+    assert person.stayed()
+    person.follow("notes")
+    person.reads("notes on notes")
+    person.stays()
+    person.reads("The candidate gets 50 % of the traffic")
+    assert person.stayed()
+    person.window.picture("released")
+    person.decide("Pause", "Pause this rollout?")
+    # The page shows it at once, and the pipeline sees it at its next look.
+    person.reads(f"Paused by {PERSON}", "a person has paused the rollout")
+    person.window.picture("paused")
+    person.decide("Resume", "Resume this rollout?")
+    person.reads("The rollout goes on", "it waits for a person")
+    person.window.picture("asked")
+    person.decide("Promote", "Promote the new model?")
+    person.stays()
+    person.reads(f"{PERSON} decided: promote", "Ended: promoted")
+    assert person.stayed()
+    person.window.picture("promoted")
+
+
+def roll_back(person: Person) -> None:
+    """Roll another release back while it has half of the traffic."""
+    person.follow("Releases")
+    person.reads("notes-2")
+    person.follow("notes-2")
+    person.reads("The candidate gets 50 % of the traffic")
+    person.decide("Roll back", "Roll back this rollout?")
+    person.stays()
+    person.reads("Ended: rolled back", "rolled it back")
+    assert person.stayed()
+    person.window.picture("rolled-back")
+
+
+def compare(person: Person) -> None:
+    """Deploy the base model beside the promoted one, and ask both the same."""
+    window = person.window
+    person.follow("Models")
+    person.reads("Base models first")
+    person.follow("tuneship-tiny")
+    person.reads("A base model.")
+    person.follow("Deploy it")
+    person.reads("New deployment")
+    window.evaluate("document.querySelector('[name=deployment_name]').value = 'plain'")
+    window.press("Deploy")
+    person.reads("It serves tuneship-tiny with 1 replica.")
+    person.follow("Try it")
+    person.reads("Nothing of it is kept")
+    window.wait(lambda: window.evaluate("!document.getElementById('send').disabled") or None)
+    person.choose("b", "notes")
+    window.evaluate("document.querySelector('[name=prompt]').value = 'What is case 1 green?'")
+    window.evaluate("document.querySelector('[name=prompt]').focus()")
+    window.keys(Keys.CONTROL, Keys.ENTER)
+    ends = "[...document.querySelectorAll('[data-figure=end]')].map(one => one.textContent)"
+    window.wait(lambda: not {"", "writing"} & {*window.evaluate(ends)} or None)
+    window.picture("compared")
+    answers = "[...document.querySelectorAll('.text')].map(one => one.textContent)"
+    plain, tuned = window.evaluate(answers)
+    assert tuned
+    assert plain != tuned

@@ -92,7 +92,7 @@ def test_an_upload_without_the_token_of_the_session_is_refused(service: Service)
 
 def test_a_new_job_has_the_defaults_of_its_model(service: Service) -> None:
     browser = signed_in(service)
-    assert "upload one first" in browser.open("/console/jobs/new").text
+    assert "A job needs a dataset." in browser.open("/console/jobs/new").text
     data = service.dataset(name="first")
     newest = service.dataset(name="second", content=jsonl({"instruction": "a", "response": "b"}))
     page = f"/console/jobs/new?dataset_id={data}"

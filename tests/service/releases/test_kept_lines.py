@@ -35,7 +35,13 @@ from tuneship.service.console.page import page_at
 from tuneship.service.console.pages.release import ReleaseStory, ReleaseView
 from tuneship.service.console.rendering import PageFrame, live_part
 from tuneship.service.releases.kept_lines import FIRST, LONGEST, kept_line, without_comment
-from tuneship.service.releases.release_state import STAGES, ReleaseState, folded, point_of
+from tuneship.service.releases.release_state import (
+    STAGES,
+    ReleaseState,
+    folded,
+    point_of,
+    reason_of,
+)
 
 PLANTED = "Patient Alice Zebra has eczema"
 EVE = SignedInPerson(issuer="https://login.example/realms/a", subject="u 1", name="Eve")
@@ -317,6 +323,22 @@ def test_a_look_is_a_point_of_each_chart() -> None:
     assert datetime.fromisoformat(point["at"]) == seen.at
     assert point["gates"]["error"][0] == pytest.approx(1.3)
     assert point_of({"kind": "ended"}) is None
+
+
+@pytest.mark.parametrize(
+    ("verdict", "reason", "reasons", "said"),
+    [
+        ("hold", "none", ["paused", "dwell"], "paused"),
+        ("hold", "none", [], "none"),
+        ("rollback", "error_rate", ["error_rate", "latency"], "error_rate"),
+        ("ask", "none", ["approval"], "none"),
+    ],
+)
+def test_a_look_that_holds_says_its_first_reason(
+    verdict: str, reason: str, reasons: list[str], said: str
+) -> None:
+    line = {"verdict": verdict, "reason": reason, "reasons": reasons}
+    assert reason_of(line) == said
 
 
 def test_numbers_and_ids_that_are_none_leave_the_state_as_it_is() -> None:

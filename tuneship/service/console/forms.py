@@ -11,6 +11,8 @@ from pydantic import BaseModel
 
 from tuneship.contract.models import HyperparameterLimits
 
+# A limit that only says how numbers are stored.
+UNBOUNDED = 2**53
 Choices = Sequence[tuple[str, str]]
 
 
@@ -77,6 +79,8 @@ def limits_in_words(limit: HyperparameterLimits) -> str:
 
 def _declared_limits(schema: Mapping[str, Any]) -> str:
     for one in (schema, *schema.get("anyOf", ())):
+        if one.get("maximum", 0) >= UNBOUNDED:
+            return f"{one['minimum']:.10g} or more"
         if "minimum" in one and "maximum" in one:
             return f"{one['minimum']:.10g} to {one['maximum']:.10g}"
     return ""

@@ -1,4 +1,4 @@
-"""What a question is about: the name of the thing that would be deleted, and what refers to it."""
+"""Names the thing that a question would delete, and whatever refers to it."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Subject:
-    """What a question is about. `hint` says what the references mean for the deletion."""
+    """The thing that a question is about. `hint` says what the references mean for the deletion."""
 
     kind: str
     name: str

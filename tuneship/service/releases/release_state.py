@@ -7,7 +7,7 @@ answers. Lines of two records come in any order, so a release that has ended is 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 from tuneship.contract.releases import ReleaseStatus
 from tuneship.gates.record import Phase
@@ -189,8 +189,11 @@ def _ended(state: ReleaseState, line: Mapping[str, Any], at: datetime) -> Releas
 
 def reason_of(look: Mapping[str, Any]) -> str:
     """Why a look decided as it did; of one that holds, the first of the reasons that it names."""
-    reasons = look.get("reasons") or ()
-    return reasons[0] if look["reason"] == "none" and reasons else look["reason"]
+    reasons = look.get("reasons")
+    holds = look["verdict"] == "hold" and look["reason"] == "none"
+    if holds and isinstance(reasons, list) and reasons:
+        return str(cast("list[Any]", reasons)[0])
+    return look["reason"]
 
 
 def point_of(line: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ SIZE = ("min_replicas", "max_replicas", "auto_scaling", "compute_type", "instanc
 
 @page("/console/deployments/new", is_live=False, template="form.html")
 async def new_deployment(client: PageClient, model_name: ModelId | None = None) -> FormView:
-    """Of a model that an address names, or of one that is chosen."""
+    """The address may name the model."""
     what = [
         FormField("model_name", "model_name", model_name, choices=await _models(client)),
         FormField("deployment_name", "deployment_name"),

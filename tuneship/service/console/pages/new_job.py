@@ -59,7 +59,8 @@ async def new_job(
         sections=(("Made of", made), *await _groups(client, values, limits)),
         hidden={"base_model": chosen},
         first=FormField("base_model", "Base model", chosen, choices=bases) if bases[1:] else None,
-        blocked="" if datasets else "A job needs a dataset: upload one first.",
+        blocked="" if datasets else "A job needs a dataset.",
+        other=None if datasets else ("Upload a dataset.", "/console/datasets/new"),
     )
 
 

@@ -68,7 +68,9 @@ class ReleaseStory:
             self.reached.clear()
         if kind == "split_confirmed":
             self.reached.setdefault(one.line["candidate_weight"], moment)
-        if text := release_words.line_in_words(one.line):
+        text = release_words.line_in_words(one.line)
+        # Both records of a release say that it has ended.
+        if text and not (self.timeline and self.timeline[0][1] == text):
             self.timeline.appendleft((moment, text))
             self.events += 1
 
@@ -103,7 +105,13 @@ class ReleaseView:
     @property
     def says(self) -> tuple[str, str]:
         """The sentence of the page, in two parts."""
-        return release_words.sentence(self.release, self.look)
+        look: Mapping[str, Any] | None = self.look
+        if look is not None and self.evidence.points:
+            # Later ones may have looked at the candidate alone, which has all traffic.
+            newest = self.evidence.points[-1]
+            of_newest = {"verdict": newest.verdict, "weight": newest.weight}
+            look = {**look, **of_newest, "reason": newest.reason, "reasons": []}
+        return release_words.sentence(self.release, look)
 
     @property
     def look(self) -> Mapping[str, Any] | None:
@@ -185,7 +193,7 @@ class ReleaseView:
         elif stage == "approval" and state == "next":
             is_asked = self.story.plan.get("approval") == "required"
             note = "a person is asked" if is_asked else ""
-        elif stage == "bake" and "bake_looks" in self.story.plan:
+        elif stage == "bake" and isinstance(self.story.plan.get("bake_looks"), int):
             note = count(self.story.plan["bake_looks"], "look")
         return note
 

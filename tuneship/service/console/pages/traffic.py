@@ -15,7 +15,8 @@ MOST_MEMBERS = 10
 EMPTY_ROWS = 2
 ENDPOINTS = ("Endpoints", "/console/endpoints")
 NAME = FormField("name", "name")
-NOBODY = "No deployment serves: deploy a model first."
+NOBODY = "No deployment serves."
+DEPLOY = ("Deploy a model.", "/console/deployments/new")
 
 
 @page("/console/endpoints/new", is_live=False, template="form.html")
@@ -32,7 +33,9 @@ async def new_endpoint(client: PageClient, deployment_id: DeploymentId | None = 
         then="/console/endpoints",
         sections=(("Traffic", [NAME, to]),),
         blocked="" if serving else NOBODY,
-        other=("Split the traffic among several instead.", "/console/endpoints/new-split"),
+        other=("Split the traffic among several instead.", "/console/endpoints/new-split")
+        if serving
+        else DEPLOY,
     )
 
 
@@ -49,7 +52,7 @@ async def new_split(client: PageClient) -> FormView:
         then="/console/endpoints",
         sections=(("Endpoint", [NAME]), ("Traffic", _shares([], serving))),
         blocked="" if serving else NOBODY,
-        other=("Lead to one deployment instead.", "/console/endpoints/new"),
+        other=("Lead to one deployment instead.", "/console/endpoints/new") if serving else DEPLOY,
     )
 
 

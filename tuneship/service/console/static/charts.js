@@ -12,11 +12,14 @@ function colour(name, alpha = 1) {
 
 const line = (name, more = {}) => ({ stroke: () => colour(name), width: 2, points: { show: false }, spanGaps: true, ...more });
 const axis = more => ({ stroke: () => colour("ink-3"), font: FONT, ...more });
+// Times are whole minutes, and steps and looks are whole.
+const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000];
+const MINUTES = [1, 2, 5, 10, 15, 30, 60].map(one => 60 * one);
 const axes = isTime => [
   axis({
-    grid: { show: false }, ticks: { stroke: () => colour("line"), size: 4 }, size: 26, space: 64,
-    // Times are UTC, as everywhere on a page, and whole minutes.
-    ...(isTime && { incrs: [1, 2, 5, 10, 15, 30, 60].map(one => 60 * one), values: (chart, found) => found.map(one => new Date(one * 1000).toISOString().slice(11, 16)) }),
+    grid: { show: false }, ticks: { stroke: () => colour("line"), size: 4 }, size: 26, space: 64, incrs: isTime ? MINUTES : WHOLE,
+    // Times are UTC, as everywhere on a page.
+    ...(isTime && { values: (chart, found) => found.map(one => new Date(one * 1000).toISOString().slice(11, 16)) }),
   }),
   axis({ grid: { stroke: () => colour("line"), width: 1 }, ticks: { show: false }, size: 56, gap: 6, space: 30 }),
 ];
@@ -138,7 +141,7 @@ function draw(again) {
     const data = dataOf(element);
     if (!data) continue;
     const known = charts.get(element);
-    const total = JSON.stringify([data.total, data.steps, data.starts]);
+    const total = JSON.stringify([data.total, data.steps, data.starts, data.names]);
     if (known && !again && known.total === total) {
       known.chart.setData(data.columns);
       continue;
