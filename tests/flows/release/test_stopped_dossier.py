@@ -88,7 +88,7 @@ class Dossiers:
 
 
 def test_a_release_that_failed(dossiers: Dossiers) -> None:
-    def refuse(rest: list[str], body: Any) -> Any:  # noqa: ARG001 - by their names
+    def refuse(rest: list[str], body: Any) -> Any:
         raise Refusal(422, "validation_error", "no room")
 
     dossiers.service._deploy = refuse
