@@ -1,19 +1,21 @@
 """Parts that every resource file of the contract uses: base models, ids, names, tags, times, pages."""
 
 import re
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     PlainSerializer,
-    ValidationInfo,
     WithJsonSchema,
     model_validator,
 )
+from pydantic_core import core_schema
 
 from tuneship.contract.declaring.notebook_table import html_table
 
@@ -100,37 +102,52 @@ def absent(value: object) -> bool:
     return value is None
 
 
-def _of_kind(prefix: str) -> AfterValidator:
-    shape = re.compile(rf"{prefix}_[0-9a-z]{{20,32}}")
+@dataclass(frozen=True)
+class IdOf:
+    """Annotates an id by its prefix, a regular expression, e.g. `Annotated[str, IdOf("note")]`.
 
-    def check(value: str, info: ValidationInfo) -> str:
-        # `fullmatch`, since `$` would let a line break at the end pass.
-        if info.context == SERVICE and not shape.fullmatch(value):
-            forms = " or ".join(f"{one}_<id>" for one in prefix.strip("(?:)").split("|"))
-            raise ValueError(f"must be an id of the form {forms}")
-        return value
+    The OpenAPI document shows its form; only the service checks it.
+    """
 
-    return AfterValidator(check)
+    prefix: str
+
+    @property
+    def _form(self) -> str:
+        return f"{self.prefix}_[0-9a-z]{{20,32}}"
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        shape = re.compile(self._form)
+
+        def check(value: str, info: core_schema.ValidationInfo) -> str:
+            # `fullmatch`, since `$` would let a line break at the end pass.
+            if info.context == SERVICE and not shape.fullmatch(value):
+                forms = " or ".join(f"{one}_<id>" for one in self.prefix.strip("()").split("|"))
+                raise ValueError(f"must be an id of the form {forms}")
+            return value
+
+        return core_schema.with_info_after_validator_function(check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"type": "string", "pattern": f"^{self._form}$"}
 
 
-def _shown(prefix: str) -> WithJsonSchema:
-    """The form of an id in the OpenAPI document; `_of_kind` checks it in the service only."""
-    return WithJsonSchema({"type": "string", "pattern": f"^{prefix}_[0-9a-z]{{20,32}}$"})
-
-
-JobId = Annotated[str, _of_kind("ft"), _shown("ft")]
-DatasetId = Annotated[str, _of_kind("ds"), _shown("ds")]
-DeploymentId = Annotated[str, _of_kind("dep"), _shown("dep")]
-EndpointId = Annotated[str, _of_kind("ep"), _shown("ep")]
-CanaryEndpointId = Annotated[str, _of_kind("cep"), _shown("cep")]
-AnyEndpointId = Annotated[str, _of_kind("c?ep"), _shown("c?ep")]
-WebhookId = Annotated[str, _of_kind("wh"), _shown("wh")]
-EventId = Annotated[str, _of_kind("evt"), _shown("evt")]
-BatchId = Annotated[str, _of_kind("batch"), _shown("batch")]
-EvaluationId = Annotated[str, _of_kind("evl"), _shown("evl")]
-ReleaseId = Annotated[str, _of_kind("rel"), _shown("rel")]
-EvalId = Annotated[str, _of_kind("eval"), _shown("eval")]
-DeploymentOrEvaluationId = Annotated[str, _of_kind("(?:dep|evl)"), _shown("(dep|evl)")]
+JobId = Annotated[str, IdOf("ft")]
+DatasetId = Annotated[str, IdOf("ds")]
+DeploymentId = Annotated[str, IdOf("dep")]
+EndpointId = Annotated[str, IdOf("ep")]
+CanaryEndpointId = Annotated[str, IdOf("cep")]
+AnyEndpointId = Annotated[str, IdOf("c?ep")]
+WebhookId = Annotated[str, IdOf("wh")]
+EventId = Annotated[str, IdOf("evt")]
+BatchId = Annotated[str, IdOf("batch")]
+EvaluationId = Annotated[str, IdOf("evl")]
+ReleaseId = Annotated[str, IdOf("rel")]
+EvalId = Annotated[str, IdOf("eval")]
+DeploymentOrEvaluationId = Annotated[str, IdOf("(dep|evl)")]
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,127}$")]
 ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]

@@ -19,7 +19,7 @@ from tuneship.contract.declaring.verbs import C_co, Pages, Resource, Verb
 
 class EventKind(StrEnum):
     """The 16 kinds of §6, and (additive) a canary split that its lapsed lease reverted, the ends of batches and
-    evaluations, and releases that wait for a person or have ended.
+    evaluations, those of evals' runs under OpenAI's names, too, and releases that wait for a person or have ended.
     """
 
     JOB_QUEUED = "fine_tuning.job.queued"
@@ -48,6 +48,9 @@ class EventKind(StrEnum):
     EVALUATION_COMPLETED = "evaluation.completed"
     EVALUATION_FAILED = "evaluation.failed"
     EVALUATION_CANCELLED = "evaluation.cancelled"
+    EVAL_RUN_SUCCEEDED = "eval.run.succeeded"
+    EVAL_RUN_FAILED = "eval.run.failed"
+    EVAL_RUN_CANCELED = "eval.run.canceled"
     RELEASE_WAITING = "release.waiting"
     RELEASE_ENDED = "release.ended"
 

@@ -82,7 +82,26 @@ def test_somebody_who_waits_leaves_each_batch_one_and_it_starts_over_after_that(
             assert [taken(share) for share in shares] == [0, 1]
         for share in shares:
             share.give_back()
-        assert [taken(share) for share in shares] == [1, 1]
+        assert [taken(share) for share in shares] == [0, 0]
+        for share in shares:
+            until(share.take)
+        assert [taken(share) for share in shares] == [0, 0]
+
+
+def test_the_pauses_of_somebody_who_asks_again_and_again_are_left_empty() -> None:
+    in_flight = InFlightGenerations()
+    with joined_by(pace_of(in_flight), "alice") as share:
+        warmed_up(share)
+        for _ in range(3):
+            with in_flight.track("dep"):
+                pass
+            # What had begun long before may be followed by one.
+            assert taken(share) <= 1
+        assert share.running <= 1
+        share.running = 0
+        until(lambda: not in_flight.has_callers(BESIDE_OTHERS_S))
+        warmed_up(share)
+        assert taken(share) == MOST_AT_ONCE
 
 
 def test_while_somebody_waits_a_tenant_begins_requests_with_pauses() -> None:

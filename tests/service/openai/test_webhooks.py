@@ -12,8 +12,10 @@ import pytest
 from openai.types.webhooks import BatchCompletedWebhookEvent
 
 from tests.support.fakes.webhook_receiver import Received, Receiver, answer, listening
+from tests.support.openai import evals
 from tests.support.openai.batches import batch, ended, request
 from tests.support.openai.openai_clients import blocking
+from tests.support.service.evaluations import PlayedAnswers, evaluated
 from tests.support.service.in_process import Service
 from tuneship.contract.openai.webhooks import EVENT_TYPES
 from tuneship.events.delivery import DeliveryTiming
@@ -85,6 +87,30 @@ def test_the_ends_of_jobs_and_batches_arrive_as_the_client_unwraps_them(
         unwrapped(client, subscribed.receiver.received[0], "whsec_" + "A" * 44)
 
 
+def test_the_ends_of_runs_of_evals_arrive_and_those_of_evaluations_do_not(
+    subscribed: Subscribed,
+) -> None:
+    service, client = subscribed.service, subscribed.client
+    # OpenAI's own runs have null where its types have an error.
+    client._strict_response_validation = False
+    kinds: list[Any] = ["eval.run.succeeded", "eval.run.failed", "eval.run.canceled"]
+    made = client.webhooks.create(event_types=kinds, name="mine", url=subscribed.receiver.url())
+    played = PlayedAnswers(service).set_up()
+    evaluated(service, played.dataset, played.baseline)
+    asked, source = evals.defined(client), evals.source_of(played.baseline, evals.items(40))
+    good = client.evals.runs.create(asked.id, data_source=source)
+    assert evals.ended(client, service, good).status == "completed"
+    service.engines.may_answer.clear()
+    gone, stopped = (client.evals.runs.create(asked.id, data_source=source) for _ in "ab")
+    client.evals.runs.cancel(stopped.id, eval_id=asked.id)
+    path = f"/v1/deployments/{played.baseline}"
+    assert service.call("DELETE", path, params={"force": "true"}).status_code == 200
+    service.engines.may_answer.set()
+    service.until(lambda: len(subscribed.receiver.received) == 3)
+    found = {event.type: event.data.id for event in subscribed.events(made.signing_secret)}
+    assert found == dict(zip(kinds, (good.id, gone.id, stopped.id), strict=True))
+
+
 def test_a_receiver_is_registered_changed_and_deleted(subscribed: Subscribed) -> None:
     client, service = subscribed.client, subscribed.service
     assert client.webhooks.event_types.list().data == [*EVENT_TYPES]
@@ -122,7 +148,10 @@ def test_a_receiver_is_registered_changed_and_deleted(subscribed: Subscribed) ->
         client.webhooks.retrieve(made.id)
 
 
-@pytest.mark.parametrize(("kind", "prefix"), [("batch.expired", "batch_"), (ENDS[0], "ftjob-")])
+@pytest.mark.parametrize(
+    ("kind", "prefix"),
+    [("batch.expired", "batch_"), (ENDS[0], "ftjob-"), ("eval.run.failed", "evl_")],
+)
 def test_a_test_is_sent_once_and_tells_the_receivers_status(
     subscribed: Subscribed, kind: Any, prefix: str
 ) -> None:

@@ -33,10 +33,8 @@ def next_version(folder: Path, *, works_with: str) -> Starter:
     store = folder / "tuneship" / "store"
     add_migration(store / "migrations")
     file = store / "database" / "database.py"
-    code = file.read_text().replace(f'HEAD = "{HEAD}"', f'HEAD = "{NEXT}"')
-    file.write_text(
-        re.sub(r'^WORKS_WITH = ".*"$', f'WORKS_WITH = "{works_with}"', code, flags=re.MULTILINE)
-    )
+    new = f'WORKS_WITH = "{works_with}"'
+    file.write_text(re.sub(r'^WORKS_WITH = ".*"$', new, file.read_text(), flags=re.MULTILINE))
 
     def started(module: str, *arguments: str, env: Mapping[str, str], **options: Any) -> Any:
         command = [sys.executable, "-m", module, *arguments]

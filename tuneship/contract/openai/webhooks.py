@@ -1,4 +1,4 @@
-"""Webhooks of OpenAI's API: receivers that hear how jobs and batches end, in the form that its clients unwrap."""
+"""Webhooks of OpenAI's API: receivers that hear how jobs, batches and runs of evals end, as its clients unwrap it."""
 
 from typing import Annotated, Any, Literal, get_args
 
@@ -21,6 +21,9 @@ EventType = Literal[
     "batch.failed",
     "batch.expired",
     "batch.cancelled",
+    "eval.run.succeeded",
+    "eval.run.failed",
+    "eval.run.canceled",
     "fine_tuning.job.succeeded",
     "fine_tuning.job.failed",
     "fine_tuning.job.cancelled",
@@ -112,7 +115,7 @@ class WebhookEventTypes(Reply):
 
 
 class DeliveredResource(Reply):
-    """The job or the batch that an event is about."""
+    """The job, the batch or the run that an event is about."""
 
     id: str
 

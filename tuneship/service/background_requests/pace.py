@@ -1,8 +1,8 @@
 """Decides how many background requests are answered at once, so that they give way to everybody who waits.
 
-While another request is in flight, each run has one, so that it ends even then, and a tenant begins one only now and
-then: to begin one takes time of this process. Afterwards the number grows by one with each answer: somebody who asks
-again and again meets few of them. The replicas' own scheduler prefers other requests, too
+While somebody asks, each run has one, so that it ends even then, and a tenant begins one only now and then. The short
+pauses of callers who ask one request after the other count, too: what begins in such a pause would run beside the next
+request. Afterwards the number grows by one with each answer. The replicas' own scheduler prefers other requests, too
 (`tuneship/serving/scheduler.py`). Lives on the event loop.
 """
 
@@ -17,7 +17,7 @@ from tuneship.service.telemetry.in_flight import InFlightGenerations
 
 # Background requests in flight while nobody else asks.
 MOST_AT_ONCE = 16
-# The pause after which a tenant begins one more while somebody else waits.
+# The pause after which a tenant begins one more beside callers, and how long a caller counts after the last answer.
 BESIDE_OTHERS_S = 0.25
 TakeSpare = Callable[[str], bool]
 
@@ -58,7 +58,7 @@ class BackgroundPace:
         limit.
         """
         now = time.monotonic()
-        if self._in_flight.has_interactive():
+        if self._in_flight.has_callers(BESIDE_OTHERS_S):
             self._allowed = 1
             if now - self._began.get(client_id, -math.inf) < BESIDE_OTHERS_S:
                 return False
@@ -70,5 +70,5 @@ class BackgroundPace:
 
     def ended(self) -> None:
         """Note that a request has ended."""
-        if not self._in_flight.has_interactive():
+        if not self._in_flight.has_callers(BESIDE_OTHERS_S):
             self._allowed = min(MOST_AT_ONCE, self._allowed + 1)

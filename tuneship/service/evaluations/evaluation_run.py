@@ -46,6 +46,12 @@ from tuneship.store.records import evaluation_records
 from tuneship.store.records.outbox import emit
 
 EVALUATION = "evl_"
+# The event of a run of one of OpenAI's evals, by that of the evaluation.
+_OF_RUNS = {
+    "evaluation.completed": "eval.run.succeeded",
+    "evaluation.failed": "eval.run.failed",
+    "evaluation.cancelled": "eval.run.canceled",
+}
 
 
 class EvaluationLost(Exception):
@@ -296,16 +302,15 @@ class EvaluationStore:
 
 
 def announce_end(connection: sa.Connection, kind: str, row: EvaluationRow, now: datetime) -> None:
-    """Emit the event that an evaluation has ended: its verdict, and no text."""
-    emit(
-        connection,
-        kind,
-        row,
-        now,
-        reason=row["reason"] or (row["error"] or {}).get("code"),
-        verdict=row["verdict"],
-        scored=row["report"]["examples"]["scored"] if row["report"] else 0,
-    )
+    """Emit the event that an evaluation has ended: its verdict, and no text. A run of an eval also has OpenAI's."""
+    data = {
+        "reason": row["reason"] or (row["error"] or {}).get("code"),
+        "verdict": row["verdict"],
+        "scored": row["report"]["examples"]["scored"] if row["report"] else 0,
+    }
+    emit(connection, kind, row, now, **data)
+    if row["eval_id"] is not None:
+        emit(connection, _OF_RUNS[kind], row, now, **data)
 
 
 def evaluation_row(connection: sa.Connection, evaluation_id: str) -> EvaluationRow:

@@ -44,6 +44,8 @@ from tuneship.store.database.tables import WebhookRow
 # OpenAI's names of the main API's fields.
 NAMES = {"events": "event_types", "description": "name"}
 OVERLAP_HOURS = 24
+# Of the ids that events are about, by the first word of their kind.
+PREFIXES = {"batch": "batch", "eval": "evl", "fine_tuning": "ft"}
 
 
 @serves_openai(contract.openai_create_webhook)
@@ -149,7 +151,7 @@ async def openai_test_webhook(
     """Send an event of this kind once, under an id that nothing has, and wait for the receiver's status."""
     parts, now = context.parts, context.now
     webhook = await asyncio.to_thread(_own, context, webhook_id)
-    about = new_id("batch" if test.event_type.startswith("batch.") else "ft")
+    about = new_id(PREFIXES[test.event_type.partition(".")[0]])
     event_id = new_id("evt")
     sample = {"id": event_id, "type": test.event_type, "resource_id": about, "created_at": now}
     body = openai_event(sample).model_dump_json().encode()

@@ -4,6 +4,7 @@ Lives on the event loop. What follows the demand is `deployments/scaling.py`.
 """
 
 import asyncio
+import math
 import time
 from bisect import bisect_left
 from collections.abc import Collection, Generator
@@ -69,6 +70,8 @@ class InFlightGenerations:
         """Start with none."""
         self._running: dict[str, set[InFlightGeneration]] = {}
         self._peaks: dict[str, int] = {}
+        # When the last one that somebody waited for has ended (`time.monotonic`).
+        self._waited_at = -math.inf
 
     @contextmanager
     def track(
@@ -84,6 +87,8 @@ class InFlightGenerations:
         try:
             yield generation
         finally:
+            if not is_background:
+                self._waited_at = time.monotonic()
             self._running[deployment_id].discard(generation)
             if not self._running[deployment_id]:
                 del self._running[deployment_id]
@@ -124,9 +129,12 @@ class InFlightGenerations:
         """How many generations of all deployments are in flight. May be called from any thread."""
         return sum(len(running) for running in list(self._running.values()))
 
-    def has_interactive(self) -> bool:
-        """Whether somebody waits for a generation that is in flight."""
-        return any(not one.is_background for running in self._running.values() for one in running)
+    def has_callers(self, within_s: float) -> bool:
+        """Whether somebody waits for a generation, or did so in the last seconds."""
+        is_waiting = any(
+            not one.is_background for running in self._running.values() for one in running
+        )
+        return is_waiting or time.monotonic() - self._waited_at < within_s
 
     def take_demand(self, deployment_id: str, now: datetime) -> Demand:
         """The demand on a deployment since the last call, which resets the peak."""

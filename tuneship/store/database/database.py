@@ -43,12 +43,12 @@ from tuneship.store.database import tables
 from tuneship.store.database.read_cache import ReadCache, SharedReadCache
 from tuneship.store.database.write_queue import TurnTimedOut, WriteQueues
 
+MIGRATIONS = Path(__file__).parents[1] / "migrations"
 # The newest migration. For a database that has it, Alembic is not loaded.
-HEAD = "0002"
+HEAD = max(file.name[:4] for file in (MIGRATIONS / "versions").glob("[0-9]*.py"))
 # The oldest schema whose services can go on when the database has the newest one. A migration that only adds what they
 # do not need (nullable columns, columns with a server default, tables, indexes) leaves it as it is; others raise it.
 WORKS_WITH = "0001"
-MIGRATIONS = Path(__file__).parents[1] / "migrations"
 SQLITE_FILE = "tuneship.sqlite"
 # Exit code if another service holds the database or the data directory.
 IN_USE = 6
