@@ -11,6 +11,8 @@ PYTHONDONTWRITEBYTECODE =
 PYTEST = pytest -q --dist loadfile --no-loadscope-reorder --durations=10 -n $(WORKERS)
 # Worker processes for two cores. With more, each starts servers of its own, and all wait for the processors.
 WORKERS = 4
+# A file of apt's sources for `make image`, where the machine's own are not to be used.
+APT_SOURCES =
 PURE = cards contract gates evaluation metrics traffic client
 TESTS = tests
 SINCE = HEAD~1
@@ -28,7 +30,7 @@ NEEDED = pyproject.toml packaging/client/pyproject.toml constraints.txt packagin
 # The stamp goes first, so that an installation that was interrupted is done again by the next command.
 FORGET = rm -f $(VENV)/service.stamp && $(BIN)/python -m pip uninstall -qq --yes tuneship tuneship-client
 
-.PHONY: demo demo-smollm2 demo-cluster up down up-cluster down-cluster quick test test-all coverage soak zoo check bench lock packages docs clean
+.PHONY: demo demo-smollm2 demo-cluster up down up-cluster down-cluster quick test test-all coverage soak zoo check bench lock packages image docs clean
 
 demo: $(VENV)/service.stamp ## four releases: a good one, bad data, bad behaviour, worse answers
 	@$(BIN)/python examples/demo.py
@@ -96,6 +98,9 @@ lock: $(VENV)/dev.stamp ## name in constraints.txt whatever an installation take
 
 packages: $(VENV)/build.stamp ## both wheels, in dist/
 	$(BIN)/python -m pip wheel --no-deps --no-build-isolation --wheel-dir dist ./packaging/client .
+
+image: $(VENV)/build.stamp ## both images in build/image, built and tried without a registry or a daemon: needs root, buildah, mmdebstrap, runc
+	@$(BIN)/python -m scripts.image $(APT_SOURCES:%=--apt-sources %)
 
 docs: $(VENV)/docs.stamp ## the documentation as a site, in build/docs; a link that leads nowhere is an error
 	$(BIN)/python -m sphinx -q -W --keep-going -b html -c docs/site . build/docs

@@ -6,6 +6,7 @@ it against; the library that has the schema would add its own objects and four p
 
 import platform
 import re
+from collections.abc import Iterable
 from functools import cache
 from importlib import metadata
 from typing import Any
@@ -18,8 +19,20 @@ COMPONENTS = "components.cdx.json"
 @cache
 def components_running() -> dict[str, Any]:
     """Every installed distribution, and Python itself."""
+    python = {
+        "type": "platform",
+        "name": platform.python_implementation(),
+        "version": platform.python_version(),
+    }
+    return components(metadata.distributions(), [python])
+
+
+def components(
+    distributions: Iterable[metadata.Distribution], others: Iterable[dict[str, Any]]
+) -> dict[str, Any]:
+    """A list of these distributions and of `others`, which are components in CycloneDX's form and come first."""
     found: dict[str, dict[str, Any]] = {}
-    for one in metadata.distributions():
+    for one in distributions:
         name = re.sub(r"[-_.]+", "-", one.name or "").lower()
         # The first of a name on the path is the one that is imported; a half removed one has no name.
         if name and name not in found:
@@ -30,14 +43,7 @@ def components_running() -> dict[str, Any]:
         "specVersion": "1.6",
         "version": 1,
         "metadata": {"component": own | {"type": "application"}},
-        "components": [
-            {
-                "type": "platform",
-                "name": platform.python_implementation(),
-                "version": platform.python_version(),
-            },
-            *(found[name] for name in sorted(found)),
-        ],
+        "components": [*others, *(found[name] for name in sorted(found))],
     }
 
 
