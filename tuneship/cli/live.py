@@ -21,7 +21,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-DRAWN_PER_S = 4
+DRAWN_PER_S = 2
 LEVELS = "▁▂▃▄▅▆▇█"
 LOSS_STYLE, WAITING_STYLE = "cyan", "bright_black"
 
@@ -43,7 +43,7 @@ class Picture(Live):
         stays: bool = False,
         redirects: bool = True,
     ) -> None:
-        """Draw what `draw` returns, four times a second.
+        """Draw what `draw` returns, twice a second.
 
         `stays`: whether the last frame is left on the terminal. `redirects`: whether what another part of the program
         prints on the same terminal comes out above the picture.

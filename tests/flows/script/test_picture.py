@@ -13,7 +13,7 @@ from rich.console import Console
 from flows.script.console import open_screen
 from flows.script.lines import Lines
 from flows.script.picture import ReleasePicture, sentence_of, split_bar
-from flows.script.release_state import STAGES
+from flows.script.picture_state import STAGES
 from flows.shared.release_lines import sendable
 from tests.support.terminals import screen_of
 from tuneship.prefect.progress import TaskProgress
