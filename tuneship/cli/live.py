@@ -23,7 +23,8 @@ from rich.text import Text
 
 DRAWN_PER_S = 2
 LEVELS = "▁▂▃▄▅▆▇█"
-LOSS_STYLE, WAITING_STYLE = "cyan", "bright_black"
+# Dim, and no grey of the palette: some palettes have it as their background.
+LOSS_STYLE, WAITING_STYLE = "cyan", "dim"
 
 
 def shows_pictures(console: Console) -> bool:
