@@ -296,7 +296,9 @@ def gates_table(gates: Sequence[RolloutGate], width: int) -> Table:
 def sentence_of(result: Mapping[str, Any]) -> str:
     """How a run ended, in one sentence."""
     outcome, reason = str(result.get("outcome")), str(result.get("reason", "none"))
-    what = OUTCOMES.get(outcome, outcome.replace("_", " ")).rstrip(".")
+    what = outcome.replace("_", " ")
+    if meaning := OUTCOMES.get(outcome):
+        what += f": {meaning[0].lower()}{meaning[1:].rstrip('.')}"
     if gate := result.get("gate"):
         return f"{what}: gate {gate} refuses it."
     return f"{what}." if reason == "none" else f"{what}: {in_words(reason).replace('`', '')}."
