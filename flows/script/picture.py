@@ -300,5 +300,5 @@ def sentence_of(result: Mapping[str, Any]) -> str:
     if meaning := OUTCOMES.get(outcome):
         what += f": {meaning[0].lower()}{meaning[1:].rstrip('.')}"
     if gate := result.get("gate"):
-        return f"{what}: gate {gate} refuses it."
-    return f"{what}." if reason == "none" else f"{what}: {in_words(reason).replace('`', '')}."
+        return f"{what} (gate {gate} refuses it)."
+    return f"{what}." if reason == "none" else f"{what} ({in_words(reason).replace('`', '')})."

@@ -198,7 +198,8 @@ def test_warnings_stay_above_the_picture_and_the_end_below(shown: Callable[..., 
     assert text.count("✗ shift") == 1
     *_, end, report, page, _ = one.screen
     assert end.endswith(
-        "rolled back: the traffic went back to the model that served before: the candidate fails more requests than the plan allows."
+        "rolled back: the traffic went back to the model that served before"
+        " (the candidate fails more requests than the plan allows)."
     )
     assert report.endswith("report: /r/report.md")
     assert page.endswith(f"its page: {URL}")
@@ -249,7 +250,7 @@ def test_the_split_never_hides_a_small_share() -> None:
         ({"outcome": "promoted", "reason": "none"}, "promoted: the new model serves all traffic."),
         (
             {"outcome": "rejected", "reason": "training_gate", "gate": "T4 champion"},
-            "rejected: the new model got no traffic: gate T4 champion refuses it.",
+            "rejected: the new model got no traffic (gate T4 champion refuses it).",
         ),
         ({"outcome": "nothing_to_do", "reason": "none"}, "nothing to do."),
     ],
