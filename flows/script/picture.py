@@ -299,6 +299,8 @@ def sentence_of(result: Mapping[str, Any]) -> str:
     what = outcome.replace("_", " ")
     if meaning := OUTCOMES.get(outcome):
         what += f": {meaning[0].lower()}{meaning[1:].rstrip('.')}"
+    if message := result.get("message"):  # of a run that had nothing to do
+        return f"{what}: {message}."
     if gate := result.get("gate"):
         return f"{what} (gate {gate} refuses it)."
     return f"{what}." if reason == "none" else f"{what} ({in_words(reason).replace('`', '')})."

@@ -252,6 +252,10 @@ def test_the_split_never_hides_a_small_share() -> None:
             {"outcome": "rejected", "reason": "training_gate", "gate": "T4 champion"},
             "rejected: the new model got no traffic (gate T4 champion refuses it).",
         ),
+        (
+            {"outcome": "skipped", "reason": "no_new_data", "message": "no part is new"},
+            "skipped: no part is new.",
+        ),
         ({"outcome": "nothing_to_do", "reason": "none"}, "nothing to do."),
     ],
 )
