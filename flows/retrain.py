@@ -102,7 +102,7 @@ def _choose(
 
 if __name__ == "__main__":
     from flows.script.main import run_script
-    from flows.script.release_state import STAGES
+    from flows.script.picture_state import STAGES
 
     def run(file: RetrainFile) -> ReleaseResult | Skipped:
         """Pass the file's fields to the flow."""

@@ -140,7 +140,7 @@ def _compare_answers(
 
 if __name__ == "__main__":
     from flows.script.main import run_script
-    from flows.script.release_state import STAGES
+    from flows.script.picture_state import STAGES
 
     run_script(
         tune_and_deploy,

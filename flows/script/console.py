@@ -1,4 +1,4 @@
-"""What a script shows while it runs: a live picture on a terminal, else lines; and what is fed to it."""
+"""The screen of a script while it runs: a live picture on a terminal, else lines; and what feeds it."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ SHOWN_LOGGERS = ("prefect.flow_runs", "prefect.task_runs")
 
 
 class Screen(Protocol):
-    """Who shows a run: `Lines`, or `ReleasePicture`."""
+    """Shows a run: `Lines`, or `ReleasePicture`."""
 
     def say(self, text: str, style: str = "") -> None:
         """Show a line that stays."""

@@ -1,6 +1,6 @@
 """A release on a terminal as one live picture: its stages, the loss, the split, the gates, and the page of the release.
 
-It shows the lines of the release's records and the progress of tasks, as `release_state.py` folds them; of the log only
+It shows the lines of the release's records and the progress of tasks, as `picture_state.py` folds them; of the log only
 warnings, above the picture. From a signal on, every line of the log is printed, and the picture is drawn no more.
 """
 
@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.script.lines import Lines
-from flows.script.release_state import STAGE_OF_WORK, ReleaseState, RolloutGate, time_of
+from flows.script.picture_state import STAGE_OF_WORK, PictureState, RolloutGate, time_of
 from tuneship.cli.live import (
     LOSS_STYLE,
     WAITING_STYLE,
@@ -26,6 +26,7 @@ from tuneship.cli.live import (
     in_minutes,
     sparkline,
 )
+from tuneship.cli.output import one_line
 from tuneship.gates.reports.words import OUTCOMES, in_words
 from tuneship.prefect.progress import TaskProgress
 
@@ -59,7 +60,7 @@ class ReleasePicture:
     def __init__(self, lines: Lines, stages: Sequence[str]) -> None:
         """Begin to draw."""
         self._lines = lines
-        self.state = ReleaseState(stages)
+        self.state = PictureState(stages)
         self._began = False
         self._started = time.monotonic()
         self._shift_began: float | None = None
@@ -174,7 +175,7 @@ class ReleasePicture:
 
     def page(self, url: str) -> None:
         """Take the address of the release's page."""
-        self._url = url
+        self._url = one_line(url)
 
     # The picture.
 
@@ -295,7 +296,11 @@ def gates_table(gates: Sequence[RolloutGate], width: int) -> Table:
 def sentence_of(result: Mapping[str, Any]) -> str:
     """How a run ended, in one sentence."""
     outcome, reason = str(result.get("outcome")), str(result.get("reason", "none"))
-    what = OUTCOMES.get(outcome, outcome.replace("_", " ")).rstrip(".")
+    what = outcome.replace("_", " ")
+    if meaning := OUTCOMES.get(outcome):
+        what += f": {meaning[0].lower()}{meaning[1:].rstrip('.')}"
+    if message := result.get("message"):  # of a run that had nothing to do
+        return f"{what}: {message}."
     if gate := result.get("gate"):
-        return f"{what}: gate {gate} refuses it."
-    return f"{what}." if reason == "none" else f"{what}: {in_words(reason).replace('`', '')}."
+        return f"{what} (gate {gate} refuses it)."
+    return f"{what}." if reason == "none" else f"{what} ({in_words(reason).replace('`', '')})."

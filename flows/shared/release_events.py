@@ -213,10 +213,8 @@ class ReleaseSender(threading.Thread):
     def _announce(self, record: _PublishedRecord) -> None:
         first = record.lines()[0]
         release = _briefly(self.client).releases.create(announcement(record.path, first))
-        if release.id != record.release_id and _followers and has_console(self.client.settings):
-            url = f"{base_url(self.client.settings.url)}/console/releases/{release.id}"
-            for follower in _followers:
-                follower.page(url)
+        if _followers and release.id != record.release_id:
+            _let_open(self.client, release.id)
         record.name, record.release_id = name_of(record.path, first), release.id
         record.move_to(release.records.get(record.name, 1))
 
@@ -243,6 +241,15 @@ def _let_follow(path: Path, lines: Sequence[str]) -> None:
                 follower.line(fact, path.parent.name == RELEASES)
     except Exception as error:  # noqa: BLE001 - nobody who follows a release may stop it
         _LOG.warning("a record is not followed here (%s)", type(error).__name__)
+
+
+def _let_open(client: Client, release_id: str) -> None:
+    try:
+        if has_console(client.settings):
+            for follower in _followers:
+                follower.page(f"{base_url(client.settings.url)}/console/releases/{release_id}")
+    except Exception as error:  # noqa: BLE001 - as above
+        _LOG.warning("the page of a release is not shown here (%s)", type(error).__name__)
 
 
 def publish(path: Path, length: int, lines: Sequence[str]) -> None:

@@ -21,9 +21,10 @@ from rich.progress import (
 )
 from rich.text import Text
 
-DRAWN_PER_S = 4
+DRAWN_PER_S = 2
 LEVELS = "▁▂▃▄▅▆▇█"
-LOSS_STYLE, WAITING_STYLE = "cyan", "bright_black"
+# Dim, and no grey of the palette: some palettes have it as their background.
+LOSS_STYLE, WAITING_STYLE = "cyan", "dim"
 
 
 def shows_pictures(console: Console) -> bool:
@@ -43,7 +44,7 @@ class Picture(Live):
         stays: bool = False,
         redirects: bool = True,
     ) -> None:
-        """Draw what `draw` returns, four times a second.
+        """Draw what `draw` returns, twice a second.
 
         `stays`: whether the last frame is left on the terminal. `redirects`: whether what another part of the program
         prints on the same terminal comes out above the picture.

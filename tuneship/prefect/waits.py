@@ -220,12 +220,10 @@ def _progress(jobs: Sequence[Job]) -> float:
     detail = ", ".join(job.status for job in jobs)
     losses: dict[str, float] = {}
     # Losses of several jobs would not fit on one line.
-    if len(jobs) == 1 and jobs[0].training_loss is not None:
+    if len(jobs) == 1 and (training := jobs[0].training_loss) is not None:
         [job] = jobs
-        detail = (
-            f"epoch {job.current_epoch}/{job.total_epochs}  training loss {job.training_loss:.3f}"
-        )
-        losses["training"] = job.training_loss
+        detail = f"epoch {job.current_epoch}/{job.total_epochs}  training loss {training:.3f}"
+        losses["training"] = training
         if job.validation_loss is not None:
             detail += f"  validation loss {job.validation_loss:.3f}"
             losses["validation"] = job.validation_loss

@@ -13,7 +13,7 @@ from rich.console import Console
 from flows.script.console import open_screen
 from flows.script.lines import Lines
 from flows.script.picture import ReleasePicture, sentence_of, split_bar
-from flows.script.release_state import STAGES
+from flows.script.picture_state import STAGES
 from flows.shared.release_lines import sendable
 from tests.support.terminals import screen_of
 from tuneship.prefect.progress import TaskProgress
@@ -198,7 +198,8 @@ def test_warnings_stay_above_the_picture_and_the_end_below(shown: Callable[..., 
     assert text.count("✗ shift") == 1
     *_, end, report, page, _ = one.screen
     assert end.endswith(
-        "The traffic went back to the model that served before: the candidate fails more requests than the plan allows."
+        "rolled back: the traffic went back to the model that served before"
+        " (the candidate fails more requests than the plan allows)."
     )
     assert report.endswith("report: /r/report.md")
     assert page.endswith(f"its page: {URL}")
@@ -246,10 +247,14 @@ def test_the_split_never_hides_a_small_share() -> None:
 @pytest.mark.parametrize(
     ("result", "sentence"),
     [
-        ({"outcome": "promoted", "reason": "none"}, "The new model serves all traffic."),
+        ({"outcome": "promoted", "reason": "none"}, "promoted: the new model serves all traffic."),
         (
             {"outcome": "rejected", "reason": "training_gate", "gate": "T4 champion"},
-            "The new model got no traffic: gate T4 champion refuses it.",
+            "rejected: the new model got no traffic (gate T4 champion refuses it).",
+        ),
+        (
+            {"outcome": "skipped", "reason": "no_new_data", "message": "no part is new"},
+            "skipped: no part is new.",
         ),
         ({"outcome": "nothing_to_do", "reason": "none"}, "nothing to do."),
     ],

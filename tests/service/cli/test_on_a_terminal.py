@@ -58,6 +58,17 @@ def test_the_answer_of_an_upload_goes_where_its_output_goes_and_the_bar_to_the_t
     assert answer["id"] not in terminal.text
 
 
+def test_a_download_shows_how_much_has_come(
+    served: Service, environment: dict[str, str], tmp_path: Path
+) -> None:
+    terminal = Terminal(environment, "models", "download", served.model(), str(tmp_path / "out"))
+    served.until(lambda: terminal.process.poll() is not None)
+    assert terminal.end() == 0, terminal.text
+    assert re.search(r"━ (\S+)/\1 kB", terminal.text), terminal.text
+    assert [line for line in terminal.screen if "kB" in line] == [], "the bar is removed"
+    assert f"3 files in {tmp_path / 'out'}" in terminal.screen
+
+
 def test_a_table_fits_and_names_what_it_leaves_out(
     served: Service, environment: dict[str, str]
 ) -> None:

@@ -148,10 +148,14 @@ def test_the_client_sends_a_folder_and_downloads_into_one(service: Service, tmp_
         (folder / name).write_bytes(content)
     (folder / "README.md").write_text("is not sent")
 
+    received: list[tuple[int, int]] = []
+
     async def in_and_out() -> Path:
         async with service.client() as client:
             made = await client.models.import_(ModelImport(name="sent"), folder)
-            return await client.models.download(tmp_path / "out", made.id, format="merged")
+            watched = client.with_options(progress=lambda *sizes: received.append(sizes))
+            return await watched.models.download(tmp_path / "out", made.id, format="merged")
 
     target = service.run(in_and_out())
+    assert received[-1][0] == received[-1][1] > 0
     assert {file.name for file in target.iterdir()} == {"README.md", "model_card.json", "weights"}

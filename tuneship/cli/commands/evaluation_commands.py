@@ -103,7 +103,7 @@ def _progress(as_json: bool) -> Generator[Any]:
     def draw(found: Evaluation) -> None:
         counts = found.examples
         done = counts.scored + counts.leaked + counts.too_long + counts.failed
-        head.plain = f"{found.id}  {found.status}  {progress_of(found)}"
+        head.plain = one_line(f"{found.id}  {found.status}  {progress_of(found)}")
         bar.update(task, completed=done, total=counts.selected or None)
 
     with Picture(console, lambda: Group(head, bar)):

@@ -97,7 +97,7 @@ def _follow(client: "Client", seen: _Watched, *, shows: bool, as_json: bool) -> 
 
 @contextmanager
 def _live(client: "Client", seen: _Watched, console: "Console") -> Generator[None]:
-    """A picture that is drawn again several times a second, while a thread reads the job's record."""
+    """A picture that is drawn again twice a second, while a thread reads the job's record."""
     from rich.console import Group, RenderableType  # noqa: PLC0415 - starts slowly
     from rich.text import Text  # noqa: PLC0415
 
@@ -121,7 +121,7 @@ def _live(client: "Client", seen: _Watched, console: "Console") -> Generator[Non
         job, step = seen.job, seen.step
         done = step.step if step else job.current_step
         bar.update(task, completed=done, total=job.total_steps or None)
-        rows: list[RenderableType] = [Text(state_of(job, step)), bar]
+        rows: list[RenderableType] = [Text(one_line(state_of(job, step))), bar]
         if losses := losses_of(job, step):
             curve = sparkline(list(seen.losses.values()), max(8, console.width - len(losses) - 2))
             rows.append(Text.assemble((curve, LOSS_STYLE), "  " if curve else "", losses))

@@ -50,7 +50,7 @@ class RolloutGate:
 
 
 @dataclass
-class ReleaseState:
+class PictureState:
     """What is known of a release so far."""
 
     stages: Sequence[str] = STAGES
