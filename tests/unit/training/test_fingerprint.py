@@ -46,7 +46,7 @@ def test_another_training_does_not_go_on(change: dict[str, object]) -> None:
 
 def test_on_one_machine_the_base_model_is_known_by_the_name_of_its_folder() -> None:
     """An upgrade may move the shipped models."""
-    here = replace(SPEC, base_digest=None)
+    here = replace(SPEC, base_digest=None, base_model="/opt/base")
     moved = replace(here, base_model=f"/mnt/{Path(here.base_model).name}")
     other = replace(here, base_model="/mnt/one")
     assert DATA.fingerprint(moved) == DATA.fingerprint(here) != DATA.fingerprint(other)
