@@ -143,7 +143,7 @@ class PictureState:
             [fact["reason"], *fact["reasons"]] if fact["reason"] != "none" else fact["reasons"]
         )
         why = "; ".join(in_words(one).replace("`", "") for one in dict.fromkeys(reasons))
-        self.look = f"look {fact['number']}: {fact['verdict']}" + (f", {why}" if why else "")
+        self.look = f"check {fact['number']}: {fact['verdict']}" + (f", {why}" if why else "")
         # After a bake the candidate has all traffic, and nothing is compared.
         if fact["phase"] != "settle":
             self.gates = [

@@ -1,4 +1,4 @@
-"""Three members are upgraded to the next version, one by one, under a steady load."""
+"""Three members are upgraded, one by one, under a steady load: from 26.12.0, and to the next version."""
 
 import secrets
 import threading
@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from tests.support.cluster.cluster_members import PROMPT, Members
-from tests.support.databases.other_versions import next_version
+from tests.support.databases.other_versions import first_release, next_version
 from tests.support.databases.postgres_cluster import Cluster
-from tests.support.service.processes import running_deployment, start
+from tests.support.service.processes import Starter, running_deployment, start
 from tests.support.waiting import until
 from tuneship.client import Client
 from tuneship.contract.endpoints import EndpointCreate
@@ -154,23 +154,39 @@ def test_restarts_and_upgrades_refuse_nothing_at_fifty_requests_a_second(
     """In every other round the members go back, each to the version before."""
     newer = next_version(tmp_path / "next", works_with=HEAD)
     members.start(NOTICE_S)
+    _upgrade(members, [start if number % 2 else newer for number in range(rounds)])
+
+
+def test_members_of_26_12_0_are_upgraded_at_fifty_requests_a_second(
+    members: Members, tmp_path: Path
+) -> None:
+    """They then go back, and are upgraded once more."""
+    older = first_release(tmp_path / "26.12.0")
+    if older is None:
+        pytest.skip("this checkout has no history of 26.12.0")
+    members.start(NOTICE_S, starter=older)
+    _upgrade(members, [start, older, start])
+
+
+def _upgrade(members: Members, versions: Sequence[Starter]) -> None:
+    """Restart the members, one by one, with each version; a steady load meanwhile loses nothing."""
     deployment = running_deployment(members.clients[0], "d", BASE)
     balancer = CheckingBalancer(members.addresses)
     client = Client(members.clients[0].settings, balancer).with_options(tries=1)
     load = SteadyLoad(client, deployment)
     began = time.monotonic()
     with balancer.checking(), load.offered():
-        for number in range(rounds):
+        for version in versions:
             for serve in members.serves:
                 load.goes_on()
                 serve.stop()
-                serve.starter = start if number % 2 else newer
+                serve.starter = version
                 serve.start()
         load.goes_on()
     rate = len(load.durations_s) / (time.monotonic() - began)
     p99_ms = quantiles(load.durations_s, n=100)[-1] * 1000
     print(  # noqa: T201 - the figures of the run
-        f"{rounds} rounds: {len(load.durations_s)} answers, {rate:.0f} a second, p99 {p99_ms:.0f} ms"
+        f"{len(versions)} rounds: {len(load.durations_s)} answers, {rate:.0f} a second, p99 {p99_ms:.0f} ms"
     )
     assert load.failures == []
     for each in members.clients:

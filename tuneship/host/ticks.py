@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 # The pause after a step that has found work, and after one that has found none. The second is for what no change
 # announces, such as a time that has come: a service that does nothing must leave the processor to others.
-TICK_S, IDLE_TICK_S = 0.2, 1.0
+TICK_S, IDLE_TICK_S = 0.2, 2.0
 # The shortest time between two steps, whatever changes: many small writes must not make every loop read each time.
 SHORTEST_TICK_S = 0.05
 RETRY_PAUSE_S = 1.0

@@ -43,7 +43,8 @@ class Supervisor:
         self._deployments = deployments
         self.records = records
         self._make_leader_work = make_leader_work
-        self._ticks, self._timed = Ticks(), Ticks()
+        # Both look at what changes without a write: replicas, and what requests have recorded.
+        self._ticks, self._timed = Ticks(idle_tick_s=1.0), Ticks(idle_tick_s=1.0)
         # Its work while this process leads.
         self.leader_work = make_leader_work(database)
 

@@ -37,13 +37,21 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints of one job; one process at a time uses the directory."""
 
-    def __init__(self, directory: Path, fingerprint: str, key: str | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        fingerprint: str,
+        key: str | None = None,
+        earlier_fingerprint: str | None = None,
+    ) -> None:
         """Remove unfinished checkpoints. `key` seals the files.
 
-        `fingerprint` identifies the run: checkpoints with another one are not resumed from.
+        `fingerprint` identifies the run: checkpoints with another one are not resumed from, unless it is the one that
+        an earlier version gave the run.
         """
         self._directory = directory
         self._fingerprint = fingerprint
+        self._known = {fingerprint, earlier_fingerprint}
         self._key = key
         directory.mkdir(parents=True, exist_ok=True)
         remove_leftovers(directory)
@@ -73,7 +81,7 @@ class Checkpoints:
         for directory in self._newest_first():
             try:
                 summary = json.loads(read_plain(directory / STATE_FILE, self._key))
-                is_own = summary["fingerprint"] == self._fingerprint
+                is_own = summary["fingerprint"] in self._known
                 if is_own and summary["tensors_sha256"] == sha256_of(directory / TENSORS_FILE):
                     tensors = load(read_plain(directory / TENSORS_FILE, self._key))
                     return Checkpoint(summary["step"], summary["state"], tensors)

@@ -118,8 +118,8 @@ class TrainingLoop:
         self._ranks = RankGroup(learner, worker_ranks)
         self._progress = progress
         self._stop = stop
-        fingerprint = data.fingerprint(spec)
-        self._checkpoints = Checkpoints(spec.checkpoint_dir, fingerprint, keys.checkpoints)
+        fingerprint, earlier = (data.fingerprint(spec, of_26_12_0=old) for old in (False, True))
+        self._checkpoints = Checkpoints(spec.checkpoint_dir, fingerprint, keys.checkpoints, earlier)
         self._adapter_key = keys.adapter
         examples = len(data.training_indices)
         self._steps_per_epoch = math.ceil(examples / self._settings.batch_size)

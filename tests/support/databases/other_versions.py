@@ -1,10 +1,12 @@
-"""Make a version after this one: a copy of the package with one more migration."""
+"""Make the version after this, a copy of the package with one more migration, and 26.12.0, from the history."""
 
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from tuneship.store.database.database import HEAD
 
 # The migration of the next version.
 NEXT = "9001"
+# The last commit of 26.12.0.
+FIRST_RELEASE = "29a74d87001509876295939bf9eacb851f85c8ed"
 
 
 def add_migration(migrations: Path) -> None:
@@ -35,7 +39,25 @@ def next_version(folder: Path, *, works_with: str) -> Starter:
     file = store / "database" / "database.py"
     new = f'WORKS_WITH = "{works_with}"'
     file.write_text(re.sub(r'^WORKS_WITH = ".*"$', new, file.read_text(), flags=re.MULTILINE))
+    return _starter(folder)
 
+
+def first_release(folder: Path) -> Starter | None:
+    """Make 26.12.0 as `next_version` does; None without the history that has it."""
+    packed = subprocess.run(
+        ["git", "archive", FIRST_RELEASE, "tuneship"],  # noqa: S607
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+    )
+    if packed.returncode:
+        return None
+    with tarfile.open(fileobj=BytesIO(packed.stdout)) as archive:
+        archive.extractall(folder, filter="data")
+    return _starter(folder)
+
+
+def _starter(folder: Path) -> Starter:
     def started(module: str, *arguments: str, env: Mapping[str, str], **options: Any) -> Any:
         command = [sys.executable, "-m", module, *arguments]
         own = {**env, "PYTHONPATH": str(folder)}

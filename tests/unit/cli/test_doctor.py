@@ -52,3 +52,11 @@ def test_a_size_that_cannot_be_read_is_refused(size: str) -> None:
     result = CliRunner().invoke(app, ["doctor", "--parameters", size])
     assert result.exit_code == 2
     assert "--parameters: must be a number with M or B" in result.output
+
+
+def test_gpu_libraries_without_a_gpu_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = ["nvidia-nccl-cu13==2.28.9; platform_system == 'Linux'"]
+    monkeypatch.setattr("tuneship.cli.commands.doctor.metadata.requires", lambda _: needs)
+    _, rows = found()
+    has_gpu = rows["GPUs"][0] != "0"
+    assert ("its CPU build saves several GB" in rows["service"][0]) != has_gpu

@@ -48,6 +48,14 @@ def test_a_checkpoint_of_another_run_is_not_resumed(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path, "another run").latest() is None
 
 
+def test_a_checkpoint_of_an_earlier_version_is_resumed(tmp_path: Path) -> None:
+    saved(tmp_path, 5)
+    newer = Checkpoints(tmp_path, "this run, by another rule", earlier_fingerprint="this run")
+    found = newer.latest()
+    assert found is not None
+    assert found.step == 5
+
+
 def test_checkpoints_of_another_run_do_not_outlive_those_of_this_one(tmp_path: Path) -> None:
     saved(tmp_path, 5, 6)
     mine = Checkpoints(tmp_path, "another run")

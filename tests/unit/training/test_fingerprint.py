@@ -44,7 +44,11 @@ def test_another_training_does_not_go_on(change: dict[str, object]) -> None:
     assert DATA.fingerprint(replace(SPEC, **change)) != DATA.fingerprint(SPEC)
 
 
-def test_on_one_machine_the_base_model_is_known_by_its_path() -> None:
-    here = replace(SPEC, base_digest=None)
-    there = replace(here, base_model="/mnt/one")
-    assert DATA.fingerprint(there) != DATA.fingerprint(here)
+def test_on_one_machine_the_base_model_is_known_by_the_name_of_its_folder() -> None:
+    """An upgrade may move the shipped models."""
+    here = replace(SPEC, base_digest=None, base_model="/opt/base")
+    moved = replace(here, base_model=f"/mnt/{Path(here.base_model).name}")
+    other = replace(here, base_model="/mnt/one")
+    assert DATA.fingerprint(moved) == DATA.fingerprint(here) != DATA.fingerprint(other)
+    of_26_12_0 = [DATA.fingerprint(one, of_26_12_0=True) for one in (here, moved)]
+    assert len({*of_26_12_0, DATA.fingerprint(here)}) == 3

@@ -81,7 +81,7 @@ def _machine(settings: "ServiceSettings") -> Iterator[tuple[str, str, bool]]:
     machine = this_machine()
     yield "Python", platform.python_version(), True
     try:
-        yield "service", f"with torch {metadata.version('torch')}", True
+        yield "service", _torch(machine.gpus), True
     except metadata.PackageNotFoundError:
         yield "service", "needs `pip install 'tuneship[service]'`", False
     yield "cores", str(machine.cpus), True
@@ -96,6 +96,14 @@ def _machine(settings: "ServiceSettings") -> Iterator[tuple[str, str, bool]]:
         yield "Landlock", f"{error}: workers cannot be isolated", False
     yield _disk(settings)
     yield _port(settings)
+
+
+def _torch(gpus: int) -> str:
+    found = f"with torch {metadata.version('torch')}"
+    has_libraries = any(one.startswith("nvidia") for one in metadata.requires("torch") or ())
+    if has_libraries and not gpus:
+        found += ", whose GPU libraries are of no use here: its CPU build saves several GB"
+    return found
 
 
 def _disk(settings: "ServiceSettings") -> tuple[str, str, bool]:

@@ -56,10 +56,7 @@ class RecordKeeper:
         # Not at every tick: each time rewrites the row of a second, a minute and an hour for every series.
         if not is_early(now, self._store_at, STORE_EVERY):
             self._store_at = now + STORE_EVERY
-            await self.threads.run(self.store_metrics)
-            await self.threads.run(self.store_logs)
-            if self._member_number != ALONE:
-                await self.threads.run(self._store_ages)
+            await self.threads.run(self._store)
         if not is_early(now, self._forget_at, FORGET_EVERY):
             self._forget_at = now + FORGET_EVERY
             await self.threads.run(self.forget_counts)
@@ -72,6 +69,12 @@ class RecordKeeper:
                     await Threads("last records", 1).run(store)
             except Exception:
                 logger.exception("the last metrics or deployment logs could not be stored")
+
+    def _store(self) -> None:
+        self.store_metrics()
+        self.store_logs()
+        if self._member_number != ALONE:
+            self._store_ages()
 
     def store_metrics(self) -> None:
         """Store the recorded metrics."""

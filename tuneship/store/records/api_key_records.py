@@ -34,6 +34,8 @@ def ids_of(connection: sa.Connection) -> Sequence[str]:
 
 def ended(connection: sa.Connection, identifiers: Collection[str], now: datetime) -> set[str]:
     """The revoked or expired ones of these keys."""
+    if not identifiers:
+        return set()
     has_ended = api_keys.c.revoked_at.is_not(None) | (api_keys.c.expires_at <= now)
     query = sa.select(api_keys.c.id).where(api_keys.c.id.in_(identifiers), has_ended)
     return set(connection.scalars(query))

@@ -48,12 +48,16 @@ class Data:
     # Whether an example has functions or calls of them.
     has_tools: bool = False
 
-    def fingerprint(self, spec: TrainingSpec) -> str:
-        """A digest of everything that decides the course of the training."""
+    def fingerprint(self, spec: TrainingSpec, *, of_26_12_0: bool = False) -> str:
+        """A digest of everything that decides the course of the training.
+
+        `of_26_12_0`: as that version computed it, with the whole path of the base model, which an upgrade may move.
+        """
+        base = spec.base_model if of_26_12_0 else Path(spec.base_model).name
         digest = hashlib.sha256(
             json.dumps(
                 [
-                    spec.base_digest or spec.base_model,
+                    spec.base_digest or base,
                     spec.validation_frequency,
                     asdict(spec.hyperparameters),
                 ]
