@@ -201,6 +201,13 @@ def test_a_deletion_names_the_thing_and_what_refers_to_it(service: Service) -> N
         fields = Form(page, f"/console/do/delete_{kind}").fields
         return browser.post(f"/console/do/delete_{kind}", fields | more)
 
+    for kind in ("dataset", "model", "deployment", "endpoint", "canary_endpoint"):
+        assert browser.open(f"/console/do/delete_{kind}").status_code == 422
+        sent = {"form_token": browser.form_token(), "colour": "red"}
+        answer = browser.post(f"/console/do/delete_{kind}", sent)
+        assert answer.status_code == 422
+        assert "colour" not in answer.text
+
     page = asked("dataset", data).text
     assert "<dd>mine</dd>" in page
     assert f"/console/jobs/{job}" in page

@@ -140,20 +140,24 @@ class Visits:
         known = {"then", "back", *operation.path_parameters, *action.given}
         if unknown := {*fields} - known:
             raise InvalidRequestError(f"the question has {len(unknown)} fields too many")
-        return await self._question(request, action, fields)
+        return await self._question(request, fields)
 
     async def _question(
         self,
         request: Request,
-        action: Action,
-        fields: Mapping[str, str],
+        sent: Mapping[str, str],
         problem: ApiError | None = None,
     ) -> Response:
+        action, operation = _action(request)
+        about = (*operation.path_parameters, *action.given)
+        fields = {one: sent[one] for one in about if one in sent}
+        for name in operation.path_parameters:
+            if name not in fields:
+                raise field_error(name, "is missing", "missing_field")
         # What a person has filled in stands in the form again.
-        fields = {one: text for one, text in fields.items() if one not in action.sets}
-        given = {one: fields.pop(one) for one in action.asks if one in fields}
-        then = own_path(fields.pop("then", ""))
-        back = own_path(fields.pop("back", "") or then)
+        given = {one: sent[one] for one in action.asks if one in sent}
+        then = own_path(sent.get("then", ""))
+        back = own_path(sent.get("back", "") or then)
         called, subject = request.path_params["operation"], None
         if called in SUBJECTS:
             subject = await SUBJECTS[called](self.client(request), fields)
@@ -186,8 +190,7 @@ class Visits:
             if not sent or not is_known or error.status in (401, 403) or error.status >= 500:
                 raise
             if action.question is not None:
-                fields = {one: text for one, text in sent.items() if one != "idempotency_key"}
-                return await self._question(request, action, fields, error)
+                return await self._question(request, sent, error)
             # The form again, with what was sent.
             back = own_path(sent["back"])
             return await self._page(request, back, error.status, given=sent, problem=error)
