@@ -303,6 +303,7 @@ EXAMPLE_DECIDED = {
     "by": "A. Reviewer",
     "reason": "clinical_review",
     "ticket": "CHG-1042",
+    "person": None,
 }
 
 EXAMPLE_REMOVED = {"deleted": True, "status": "deleted"}

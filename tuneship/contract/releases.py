@@ -247,6 +247,11 @@ EXAMPLE_ANSWER = {
     "reason": "evidence",
     "ticket": "CHG-1042",
 }
+EXAMPLE_PERSON = {
+    "issuer": "https://login.clinic.example/realms/clinic",
+    "subject": "8d1f0c3a",
+    "name": "A. Reviewer",
+}
 EXAMPLE_RELEASE = {
     "id": RELEASE,
     "run_key": "icd-release-7",
@@ -424,7 +429,7 @@ def get_release_evidence(release_id: ReleaseId) -> ReleaseEvidence:
                 "until": LATER,
                 "allowed": ["promote", "roll back"],
                 "needs_reason": False,
-                "answer": {**EXAMPLE_ANSWER, "at": NOON},
+                "answer": {**EXAMPLE_ANSWER, "at": NOON, "person": EXAMPLE_PERSON},
             },
         },
     ),
