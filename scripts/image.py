@@ -93,6 +93,7 @@ class Storage:
     """A store of images of its own, which is removed at the end; the machine's own store is not touched."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._options = ("--root", str(folder / "images"), "--runroot", str(folder / "running"))
 
     def buildah(self, command: str, *arguments: str | Path, **options: Any) -> str:
@@ -109,7 +110,7 @@ class Storage:
             self.buildah("rm", container)
 
 
-def debian(storage: Storage, out: Path, own_sources: Path | None) -> str:
+def debian(storage: Storage, own_sources: Path | None) -> str:
     """Make a minimal Debian of the Dockerfile's suite from packages; returns the name of the image.
 
     `own_sources`: a file as apt reads it, instead of the machine's own.
@@ -118,13 +119,15 @@ def debian(storage: Storage, out: Path, own_sources: Path | None) -> str:
     machines = [one for one in APT_SOURCES if names_suite(Path(one), suite)]
     sources = [own_sources] if own_sources else machines[:1]
     say(f"Debian {suite}, by {sources[0] if sources else 'the mirrors that mmdebstrap knows'}")
-    archive = out / "debian.tar"
-    run("mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", suite, archive, *sources)
+    archive = storage.folder / "debian.tar"
+    # As Debian's own installer does it. Otherwise a package does it, which brings the whole of Perl.
+    merged = "--hook-dir=/usr/share/mmdebstrap/hooks/maybe-merged-usr"
+    options = ("--quiet", "--mode=root", "--variant=minbase", merged)
+    run("mmdebstrap", *options, suite, archive, *sources)
     name = f"localhost/debian:{suite}"
     container = storage.buildah("from", "scratch")
     storage.buildah("add", "--quiet", container, archive, "/")
     storage.buildah("commit", "--quiet", "--rm", container, name)
-    archive.unlink()
     return name
 
 
@@ -346,13 +349,15 @@ def try_service(root: Path, image: dict[str, Any], folder: Path) -> None:
 
 
 def try_node(root: Path, image: dict[str, Any], folder: Path) -> None:
-    """Start the first node of a Ray cluster, and the program of an agent on it. Raises as `try_service`."""
+    """Start a Ray cluster of one node, run a task and the program of an agent on it. Raises as `try_service`."""
     command = ["ray", "start", "--head", "--block", "--disable-usage-stats", "--num-cpus=1"]
     token = os.urandom(16).hex()
     with container(root, image, folder / "node", *command, RAY_AUTH_TOKEN=token) as node:
-        node.until("ray", "status")
+        node.until(
+            "python", "-c", "import ray; ray.init('auto'); ray.get(ray.remote(lambda: 1).remote())"
+        )
         run(*node.command("python", "-m", "tuneship.agents.agent", "--help"))
-        say("a node of Ray runs, and the program of an agent on it")
+        say("a node of Ray runs a task, and the program of an agent")
         node.end()
 
 
@@ -373,7 +378,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     storage = Storage(folder)
     try:
         download(out / "wheels")
-        made = build(storage, debian(storage, out, chosen.apt_sources), out, epoch)
+        made = build(storage, debian(storage, chosen.apt_sources), out, epoch)
         lines = list[str]()
         for built in made:
             with storage.mounted(f"localhost/{built.name}") as root:
