@@ -51,7 +51,7 @@ class RolloutGate:
 
 @dataclass
 class PictureState:
-    """What is known of a release so far."""
+    """The state of a release as far as it is known."""
 
     stages: Sequence[str] = STAGES
     states: dict[str, StageState] = field(default_factory=dict[str, StageState])

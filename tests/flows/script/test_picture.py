@@ -163,7 +163,7 @@ def test_a_person_who_is_asked_is_shown_until_the_answer(shown: Callable[..., Sh
 
 
 def test_no_text_of_a_person_is_shown(shown: Callable[..., Shown], tmp_path: Path) -> None:
-    """Whatever a record holds: the picture gets only what may leave this machine."""
+    """The picture gets only the fields that may leave this machine, whatever a record holds."""
     one = shown(120)
     own, rollout = tmp_path / "releases" / "r.jsonl", tmp_path / "service" / "rollout-1.jsonl"
     for line in (RECORDED / "promoted.jsonl").read_text().splitlines():
