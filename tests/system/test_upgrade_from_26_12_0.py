@@ -253,7 +253,9 @@ def test_a_release_is_recorded(serve: Serve, http: httpx.Client) -> None:
     assert call(http, "POST", f"{path}/lines", json=body, **first)["next_line"] == 2
 
 
-def test_what_this_version_has_written_is_whole(old: Old, serve: Serve, http: httpx.Client) -> None:
+def test_the_rows_and_files_of_both_versions_are_whole(
+    old: Old, serve: Serve, http: httpx.Client
+) -> None:
     assert call(http, "GET", "/v1/audit")["entries"]
     serve.stop()
     for arguments in (("check",), ("audit", "verify")):
