@@ -89,12 +89,16 @@ class DemoRun:
 
 
 @contextmanager
-def running(folder: Path) -> Generator[DemoRun]:
-    """Start the service and the Prefect server in a folder, and stop both at the end."""
+def running(folder: Path, variables: Mapping[str, str] | None = None) -> Generator[DemoRun]:
+    """Start the service and the Prefect server in a folder, and stop both at the end.
+
+    `variables`: settings of the service beside those of all demos.
+    """
     say("starting the service and the Prefect server")
     data = PipelineSettings(data_dir=folder / "data")
+    environment = {**environment_in(folder), **SERVICE_SETTINGS, **(variables or {})}
     with (
-        embedded_service(data, environment_in(folder) | SERVICE_SETTINGS) as settings,
+        embedded_service(data, environment) as settings,
         beside_prefect(folder, settings) as run,
     ):
         with Client(settings) as client:
