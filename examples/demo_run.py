@@ -96,13 +96,18 @@ class DemoRun:
 
 
 @contextmanager
-def running(folder: Path, *, is_plain: bool = False) -> Generator[DemoRun]:
-    """Start the service and the Prefect server in a folder, and stop both at the end."""
+def running(
+    folder: Path, variables: Mapping[str, str] | None = None, *, is_plain: bool = False
+) -> Generator[DemoRun]:
+    """Start the service and the Prefect server in a folder, and stop both at the end.
+
+    `variables`: settings of the service beside those of all demos.
+    """
     data = PipelineSettings(data_dir=folder / "data")
+    environment = {**environment_in(folder), **SERVICE_SETTINGS, **(variables or {})}
     with ExitStack() as started:
         with waiting("starting the service"):
-            service = embedded_service(data, environment_in(folder) | SERVICE_SETTINGS)
-            settings = started.enter_context(service)
+            settings = started.enter_context(embedded_service(data, environment))
         run = started.enter_context(beside_prefect(folder, settings, is_plain=is_plain))
         with Client(settings) as client:
             # It signs in to the page where the releases of all acts appear.
