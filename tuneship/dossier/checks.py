@@ -170,7 +170,7 @@ def _without_sentences(facts: dict[str, Any]) -> dict[str, Any]:
     """The facts of a rollout without their sentences, which another version of tuneship may word otherwise."""
     forecast = facts["forecast"]
     if isinstance(forecast, dict):
-        forecast = {name: forecast[name] for name in forecast if name != "in_words"}
+        forecast = forecast | {"in_words": None}
     return facts | {"in_words": None, "forecast": forecast}
 
 

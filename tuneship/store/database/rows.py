@@ -59,7 +59,7 @@ def fetch(
     return None if row is None else cast("R", dict(row))
 
 
-def fetch_all(connection: sa.Connection, query: "sa.Select[Any]") -> list[Any]:
+def fetch_all(connection: sa.Connection, query: "sa.Select[*tuple[Any, ...]]") -> list[Any]:
     """All rows of a query, as dictionaries; the caller annotates their type."""
     return [dict(row) for row in connection.execute(query).mappings()]
 
