@@ -42,7 +42,7 @@ PYTHONS = ("3.11.0", "3.11.99")
 # Debian 12 has version 2.36 of the C library, which runs what was built for older ones.
 PLATFORMS = ("manylinux2014_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor in range(36, 4, -1)))
 # Where apt's settings may name the mirrors for the suite of the Dockerfile.
-APT_SOURCES = ("/etc/apt/sources.list.d/debian.sources", "/etc/apt/sources.list")
+APT_SOURCES = (Path("/etc/apt/sources.list.d/debian.sources"), Path("/etc/apt/sources.list"))
 PASSES_WITHIN_S = 1200
 
 # Runs in the container of the service: a project of a user's own. It has less data than the example, so that two cores
@@ -116,7 +116,7 @@ def debian(storage: Storage, own_sources: Path | None) -> str:
     `own_sources`: a file as apt reads it, instead of the machine's own.
     """
     (suite,) = re.findall(r"^ARG DEBIAN_IMAGE=debian:(\w+)-slim$", RECIPE.read_text(), re.MULTILINE)
-    machines = [one for one in APT_SOURCES if names_suite(Path(one), suite)]
+    machines = [one for one in APT_SOURCES if names_suite(one, suite)]
     sources = [own_sources] if own_sources else machines[:1]
     say(f"Debian {suite}, by {sources[0] if sources else 'the mirrors that mmdebstrap knows'}")
     archive = storage.folder / "debian.tar"
