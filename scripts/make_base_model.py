@@ -1,4 +1,4 @@
-"""Makes the shipped base model, a Llama of 1.2 million parameters and its tokenizer, or trains it further, on one core.
+"""Makes the shipped base model: a Llama of 1.2 million parameters and its tokenizer, on one CPU core.
 
 It reads only a file of diagnoses, one per line; `scripts/base_model_tasks.py` makes tasks of them. The model's card
 (`tuneship/base_models/tuneship-tiny/README.md`) says what came out and how well it can be tuned.
@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from base_model_tasks import (
@@ -30,8 +30,7 @@ from base_model_tasks import (
     examples,
 )
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AttentionInterface, GenerationConfig, LlamaConfig, LlamaForCausalLM
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -132,22 +131,6 @@ def padded(rows: Sequence[Row]) -> Batch:
 # 2. The model
 
 
-def float32_attention(
-    module: torch.nn.Module, *states: torch.Tensor | None, **options: Any
-) -> tuple[torch.Tensor, None]:
-    """Attention outside of autocast: torch's in bfloat16 takes several times as long on short rows on a CPU."""
-    query, key, value = (state.float() for state in states[:3] if state is not None)
-    with torch.autocast("cpu", enabled=False):
-        return sdpa_attention_forward(module, query, key, value, states[3], **options)[0], None
-
-
-def loaded_model(directory: Path) -> LlamaForCausalLM:
-    """A model that this script has saved, with its gains unfolded, which is how it was trained."""
-    model = LlamaForCausalLM.from_pretrained(directory)
-    fold_gains(model, 1 / GAIN)
-    return model
-
-
 def new_model() -> LlamaForCausalLM:
     return LlamaForCausalLM(
         LlamaConfig(
@@ -214,24 +197,13 @@ def rate_at(step: int, total: int | None) -> float:
     return share * (total - step) / (total - STEADY_SHARE * total)
 
 
-def train(
-    model: LlamaForCausalLM,
-    stream: Iterator[Batch],
-    effort: Effort,
-    rate: float,
-    *,
-    bfloat16: bool,
-) -> int:
+def train(model: LlamaForCausalLM, stream: Iterator[Batch], effort: Effort, rate: float) -> int:
     """Train the model in place; returns the number of steps."""
-    if bfloat16:
-        AttentionInterface.register("float32_attention", float32_attention)
-        model.set_attn_implementation("float32_attention")
     updates = optimizers(model, rate)
     total, start, step, recent = effort.total(0, 0.0), time.monotonic(), 0, math.nan
     while total is None or step < total:
         total = total or effort.total(step, time.monotonic() - start)
-        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
-            loss = loss_of(model, next(stream))
+        loss = loss_of(model, next(stream))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for update in updates:
@@ -289,21 +261,19 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, output: Path) -> None:
     (output / "chat_template.jinja").write_text(CHAT_TEMPLATE)
 
 
-def make(given: argparse.Namespace, effort: Effort) -> None:
+def make(diagnoses: Path, output: Path, effort: Effort, *, seed: int, rate: float) -> None:
     torch.set_num_threads(1)
-    # The groups of diagnoses and the first weights are the same whatever the seed is, which draws the examples.
-    torch.manual_seed(1)
-    corpus = Corpus(given.diagnoses.read_text(encoding="utf-8").splitlines())
+    torch.manual_seed(seed)
+    corpus = Corpus(diagnoses.read_text(encoding="utf-8").splitlines())
     tokenizer = train_tokenizer(corpus)
-    model = loaded_model(given.start) if given.start else new_model()
+    model = new_model()
     size = sum(parameter.numel() for parameter in model.parameters())
     print(f"{size} parameters, {len(corpus.diagnoses)} diagnoses", flush=True)
-    rng = random.Random(given.seed)  # noqa: S311 (no secret)
-    stream = batches(corpus, tokenizer, rng)
-    steps = train(model, stream, effort, given.rate, bfloat16=given.bfloat16)
+    rng = random.Random(seed)  # noqa: S311 (no secret)
+    steps = train(model, batches(corpus, tokenizer, rng), effort, rate)
     fold_gains(model, GAIN)
-    save(model, tokenizer, given.output)
-    print(f"{given.output}, again by --steps {steps} --seed {given.seed}")
+    save(model, tokenizer, output)
+    print(f"{output}, again by --steps {steps} --seed {seed}")
 
 
 def main() -> None:
@@ -314,15 +284,12 @@ def main() -> None:
     length.add_argument("--steps", type=int, help="with the same seed, the same model")
     length.add_argument("--seconds", type=float, help="as many steps as this time allows")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--start", type=Path, help="a model of this script, to be trained further")
-    parser.add_argument(
-        "--bfloat16", action="store_true", help="faster steps on processors with such instructions"
-    )
     parser.add_argument("--rate", type=float, default=3e-3, help="top learning rate")
     parser.add_argument("--diagnoses", type=Path, default=ROOT / "examples/icd10cm/diagnoses.txt")
     parser.add_argument("--output", type=Path, default=ROOT / "tuneship/base_models/tuneship-tiny")
     given = parser.parse_args()
-    make(given, Effort(given.steps, given.seconds or 0.0))
+    effort = Effort(given.steps, given.seconds or 0.0)
+    make(given.diagnoses, given.output, effort, seed=given.seed, rate=given.rate)
 
 
 if __name__ == "__main__":
