@@ -10,7 +10,7 @@ from tuneship.contract.declaring.examples import MODEL, SUFFIX
 from tuneship.contract.declaring.operation import Example
 from tuneship.contract.openai.declaring import openai_operation
 from tuneship.contract.openai.ids import FileId
-from tuneship.contract.openai.lists import AfterId, PageSize
+from tuneship.contract.openai.lists import AfterId, ListedObject, ObjectPage, PageSize
 from tuneship.contract.openai.request_fields import OpenAIRequest
 from tuneship.contract.openai.responses import (
     Metadata,
@@ -87,10 +87,9 @@ class BatchUsage(ResponseUsage):
     """Tokens that a batch took so far."""
 
 
-class BatchObject(Reply):
+class BatchObject(ListedObject):
     """A batch. Its files are there when it has ended; one without an answer or without an error is null."""
 
-    id: str
     object: Literal["batch"] = "batch"
     endpoint: BatchEndpoint
     model: Annotated[str | None, Field(description="The model that gave the first answer.")]
@@ -114,14 +113,8 @@ class BatchObject(Reply):
     metadata: dict[str, str] | None
 
 
-class BatchObjects(Reply):
+class BatchObjects(ObjectPage[BatchObject]):
     """A page of batches, newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[BatchObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 EXAMPLE_BATCH: dict[str, Any] = {

@@ -13,7 +13,7 @@ from tuneship.contract.openai.declaring import openai_operation
 from tuneship.contract.openai.eval_templates import field_named, of_rows
 from tuneship.contract.openai.evals import EXAMPLE_EVAL, EvalName, OfferedType, Order
 from tuneship.contract.openai.ids import FileId
-from tuneship.contract.openai.lists import AfterId, PageSize
+from tuneship.contract.openai.lists import AfterId, ListedObject, ObjectPage, PageSize
 from tuneship.contract.openai.request_fields import NeutralFields, OpenAIRequest
 from tuneship.contract.openai.responses import InputMessage, Metadata
 from tuneship.contract.openai.tool_choices import check_fields
@@ -174,7 +174,7 @@ class ModelUsage(Reply):
     total_tokens: int
 
 
-class EvalRun(Reply):
+class EvalRun(ListedObject):
     """A run. `data_source` is as it was sent, but for rows and prompt, which are not shown."""
 
     id: Annotated[str, Field(description="The evaluation of the main API.")]
@@ -193,14 +193,8 @@ class EvalRun(Reply):
     metadata: dict[str, str] | None
 
 
-class EvalRuns(Reply):
+class EvalRuns(ObjectPage[EvalRun]):
     """A page of runs."""
-
-    object: Literal["list"] = "list"
-    data: list[EvalRun]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class EvalRunDeleted(Reply):
@@ -236,10 +230,9 @@ class ItemSample(Reply):
     error: RunError | None
 
 
-class OutputItem(Reply):
+class OutputItem(ListedObject):
     """The scores of one row. Rows cannot be read back, and so `datasource_item` is empty."""
 
-    id: str
     object: Literal["eval.run.output_item"] = "eval.run.output_item"
     eval_id: str
     run_id: str
@@ -251,14 +244,8 @@ class OutputItem(Reply):
     sample: ItemSample
 
 
-class OutputItems(Reply):
+class OutputItems(ObjectPage[OutputItem]):
     """A page of output items."""
-
-    object: Literal["list"] = "list"
-    data: list[OutputItem]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 EXAMPLE_SAMPLING = {"temperature": 0.0, "max_completion_tokens": 16}

@@ -17,7 +17,7 @@ from tuneship.contract.openai.eval_templates import (
     grader_template,
     key_of,
 )
-from tuneship.contract.openai.lists import AfterId, PageSize
+from tuneship.contract.openai.lists import AfterId, ListedObject, ObjectPage, PageSize
 from tuneship.contract.openai.request_fields import OpenAIRequest
 from tuneship.contract.openai.responses import Metadata
 from tuneship.contract.openai.tool_choices import check_fields
@@ -165,10 +165,9 @@ class EvalRowsForm(Reply):
     json_schema: Annotated[dict[str, Any], Field(alias="schema")]
 
 
-class EvalObject(Reply):
+class EvalObject(ListedObject):
     """An eval. Without a name, its name is empty."""
 
-    id: str
     object: Literal["eval"] = "eval"
     name: str
     created_at: int
@@ -177,14 +176,8 @@ class EvalObject(Reply):
     metadata: dict[str, str] | None
 
 
-class EvalObjects(Reply):
+class EvalObjects(ObjectPage[EvalObject]):
     """A page of evals."""
-
-    object: Literal["list"] = "list"
-    data: list[EvalObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class EvalDeleted(Reply):

@@ -9,7 +9,7 @@ from tuneship.contract.declaring.examples import WEBHOOK
 from tuneship.contract.declaring.operation import Example
 from tuneship.contract.openai.declaring import openai_operation
 from tuneship.contract.openai.ids import shown_id
-from tuneship.contract.openai.lists import AfterId, PageSize
+from tuneship.contract.openai.lists import AfterId, ListedObject, ObjectPage, PageSize
 from tuneship.contract.openai.request_fields import OpenAIRequest
 from tuneship.contract.webhooks import Url
 
@@ -61,10 +61,9 @@ class WebhookEndpointTest(OpenAIRequest):
     event_type: EventType
 
 
-class WebhookEndpointObject(Reply):
+class WebhookEndpointObject(ListedObject):
     """A receiver."""
 
-    id: str
     object: Literal["webhook_endpoint"] = "webhook_endpoint"
     created_at: int
     updated_at: int
@@ -79,14 +78,8 @@ class WebhookEndpointSecret(WebhookEndpointObject):
     signing_secret: str
 
 
-class WebhookEndpointObjects(Reply):
+class WebhookEndpointObjects(ObjectPage[WebhookEndpointObject]):
     """A page of receivers, newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[WebhookEndpointObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class WebhookEndpointDeleted(Reply):

@@ -96,12 +96,7 @@ def openai_list_batches(
     page, has_more = page_behind(context, BATCHES, [], after, limit)
     context.touch(*page)
     found = [_shown(row) for row in page]
-    return BatchObjects(
-        data=found,
-        first_id=found[0].id if found else None,
-        last_id=found[-1].id if found else None,
-        has_more=has_more,
-    )
+    return BatchObjects.of(found, has_more=has_more)
 
 
 @serves_openai(contract.openai_get_batch)

@@ -174,12 +174,7 @@ def openai_list_eval_runs(
     )
     context.touch(*page)
     found = [_shown(asked, row) for row in page]
-    return EvalRuns(
-        data=found,
-        first_id=found[0].id if found else None,
-        last_id=found[-1].id if found else None,
-        has_more=has_more,
-    )
+    return EvalRuns.of(found, has_more=has_more)
 
 
 @serves_openai(contract.openai_get_eval_run)
@@ -234,12 +229,7 @@ def openai_list_output_items(  # noqa: PLR0913 - the list's own parameters
         wanted = (item for item in items if status in (None, item.status))
         found = list(islice(wanted, limit + 1))
     page = found[:limit]
-    return OutputItems(
-        data=page,
-        first_id=page[0].id if page else None,
-        last_id=page[-1].id if page else None,
-        has_more=len(found) > limit,
-    )
+    return OutputItems.of(page, has_more=len(found) > limit)
 
 
 @serves_openai(contract.openai_get_output_item)

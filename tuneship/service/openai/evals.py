@@ -68,12 +68,7 @@ def openai_list_evals(
     """Return a page of the caller's evals."""
     page, has_more = page_behind(context, EVALS, [], after, limit, is_rising=order == "asc")
     found = [_shown(row) for row in page]
-    return EvalObjects(
-        data=found,
-        first_id=found[0].id if found else None,
-        last_id=found[-1].id if found else None,
-        has_more=has_more,
-    )
+    return EvalObjects.of(found, has_more=has_more)
 
 
 @serves_openai(contract.openai_get_eval)

@@ -97,11 +97,8 @@ def openai_list_webhooks(
     """Return a page of the webhooks that were made here."""
     of_this_form = [tables.webhooks.c.profile == OPENAI_PROFILE]
     page, has_more = page_behind(context, WEBHOOKS, of_this_form, after, limit)
-    return WebhookEndpointObjects(
-        data=[_shown(Webhook.model_validate(row)) for row in page],
-        first_id=page[0]["id"] if page else None,
-        last_id=page[-1]["id"] if page else None,
-        has_more=has_more,
+    return WebhookEndpointObjects.of(
+        [_shown(Webhook.model_validate(row)) for row in page], has_more=has_more
     )
 
 
