@@ -168,10 +168,8 @@ def _rollout(members: Mapping[str, bytes], found: Findings) -> None:
 
 def _without_sentences(facts: dict[str, Any]) -> dict[str, Any]:
     """The facts of a rollout without their sentences, which another version of tuneship may word otherwise."""
-    forecast = facts["forecast"]
-    if isinstance(forecast, dict):
-        forecast = forecast | {"in_words": None}
-    return facts | {"in_words": None, "forecast": forecast}
+    forecast: dict[str, Any] | None = facts["forecast"]
+    return facts | {"in_words": None, "forecast": forecast and forecast | {"in_words": None}}
 
 
 def _result(members: Mapping[str, bytes], found: Findings) -> None:
