@@ -7,7 +7,7 @@ SHA-256 of the file elsewhere. What changes without that is named here with its 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from pydantic_core import to_jsonable_python
 
@@ -170,7 +170,7 @@ def _without_sentences(facts: dict[str, Any]) -> dict[str, Any]:
     """The facts of a rollout without their sentences, which another version of tuneship may word otherwise."""
     forecast = facts["forecast"]
     if isinstance(forecast, dict):
-        forecast = {name: forecast[name] for name in forecast if name != "in_words"}
+        forecast = cast("dict[str, Any]", forecast) | {"in_words": None}
     return facts | {"in_words": None, "forecast": forecast}
 
 
