@@ -7,7 +7,7 @@ SHA-256 of the file elsewhere. What changes without that is named here with its 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from pydantic_core import to_jsonable_python
 
@@ -168,8 +168,10 @@ def _rollout(members: Mapping[str, bytes], found: Findings) -> None:
 
 def _without_sentences(facts: dict[str, Any]) -> dict[str, Any]:
     """The facts of a rollout without their sentences, which another version of tuneship may word otherwise."""
-    forecast: dict[str, Any] | None = facts["forecast"]
-    return facts | {"in_words": None, "forecast": forecast and forecast | {"in_words": None}}
+    forecast = facts["forecast"]
+    if isinstance(forecast, dict):
+        forecast = cast("dict[str, Any]", forecast) | {"in_words": None}
+    return facts | {"in_words": None, "forecast": forecast}
 
 
 def _result(members: Mapping[str, bytes], found: Findings) -> None:
@@ -274,8 +276,8 @@ def _card(members: Mapping[str, bytes], found: Findings) -> None:
 
 def _decided_as_result(card: ModelCard, result: dict[str, Any], found: Findings) -> None:
     names = ["run_key"]
-    # The guard may have closed such a release since its run wrote the result, and made the card again.
-    is_stopped = result.get("outcome") in ("aborted", "rollback_incomplete")
+    # The card of a stopped release was written before the clean-up, and its result after that, from the records.
+    is_stopped = card.decisions is not None and card.decisions.outcome == "aborted"
     is_known = result.get("model") or result["training_gates"]
     if result.get("report") or (is_known and not is_stopped):
         names += ["outcome", "reason", "gate", "gates"]
