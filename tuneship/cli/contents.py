@@ -6,7 +6,7 @@ Each sentence is the one that the command itself has; a test compares them.
 CONTENTS = {
     "Pipeline": {
         "init": "Write flows, tasks, deployments and examples into a folder; its README.md has the next commands.",
-        "release": "Tune a model and release it step by step, as far as the evidence goes.",
+        "release": "Tune a model and release it step by step, while its gates allow it.",
         "rollouts": "Records of rollouts: replay.",
     },
     "The API": {

@@ -161,9 +161,11 @@ class Visits:
         called, subject = request.path_params["operation"], None
         if called in SUBJECTS:
             subject = await SUBJECTS[called](self.client(request), fields)
+        # A new sign-in leads to the question itself, but not to one that was sent.
+        address = address_in(request) if request.method == "GET" else back
         text = own_page(
             "ask.html",
-            self.frame(request, address=back, given=given, problem=problem),
+            self.frame(request, address=address, given=given, problem=problem),
             action=action,
             called=called,
             fields=fields,
