@@ -45,7 +45,7 @@ async def new_split(client: PageClient) -> FormView:
     serving = await _serving(client)
     return FormView(
         title="New endpoint with a split",
-        says="An address for callers whose traffic is split: a rollout shifts it step by step. The shares must add up to 100.",
+        says="An address whose traffic is split: a rollout shifts it step by step. The shares must add up to 100.",
         places=(ENDPOINTS, ("New endpoint with a split", "")),
         action="create_canary_endpoint",
         refused="No endpoint was made",
