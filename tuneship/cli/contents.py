@@ -20,7 +20,7 @@ CONTENTS = {
         "endpoints": "Addresses that route to one deployment each.",
         "canary": "Addresses that split their traffic over deployments.",
         "evaluations": "Verdicts on the answers of deployments.",
-        "releases": "What pipelines record about their releases, and what people decide.",
+        "releases": "Records that pipelines keep of their releases, and the decisions of people.",
         "webhooks": "Receivers of events.",
         "events": "Events of the last 30 days.",
         "audit": "Who did what in this tenant's name.",
