@@ -139,9 +139,9 @@ class ReleasePicture:
             return
         if self._ends_with_run:
             page = self._url.partition("/console/")[2]
-            self._lines.say(f"its page: console/{page} of the service (`tuneship serve`)")
+            self._lines.say(f"page: console/{page}, when the service runs again (`tuneship serve`)")
         else:
-            self._lines.say(f"its page: {self._url}")
+            self._lines.say(f"page: {self._url}")
 
     def _end_if_stopping(self) -> None:
         if self._is_stopping and self._live.is_started:
@@ -211,7 +211,7 @@ class ReleasePicture:
             rows.append((self._work[0].work, self._bars))
         if state.examples is not None:
             training, validation = state.examples
-            rows.append(("data", Text(f"{training:,} examples, {validation:,} to validate on")))
+            rows.append(("data", Text(f"{training:,} examples, {validation:,} for validation")))
         if state.losses:
             rows.append(("loss", self._loss(width)))
         if state.checks:
@@ -232,12 +232,12 @@ class ReleasePicture:
             return Text(f"{self._waits_for}: {in_minutes(time.monotonic() - self._waits_since)}")
         if state.asked_until is not None:
             until = time_of(state.asked_until)
-            return Text(f"a person is asked until {until}", style="bold magenta")
+            return Text(f"waiting for a person until {until}", style="bold magenta")
         if state.running in ("shift", "promote") and state.look:
             left = ""
             if state.running == "shift" and state.forecast_minutes and self._shift_began:
                 seconds = 60 * state.forecast_minutes - (time.monotonic() - self._shift_began)
-                left = f"; {in_minutes(seconds)} to go by the forecast" if seconds > 1 else ""
+                left = f"; about {in_minutes(seconds)} left by the forecast" if seconds > 1 else ""
             return Text(state.look + left)
         if self._work is None:
             waits = WAITS.get(state.running or "")
@@ -302,5 +302,5 @@ def sentence_of(result: Mapping[str, Any]) -> str:
     if message := result.get("message"):  # of a run that had nothing to do
         return f"{what}: {message}."
     if gate := result.get("gate"):
-        return f"{what} (gate {gate} refuses it)."
+        return f"{what} (refused by gate {gate})."
     return f"{what}." if reason == "none" else f"{what} ({in_words(reason).replace('`', '')})."

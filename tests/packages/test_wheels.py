@@ -303,7 +303,7 @@ def from_the_index(folder: Path, wheel: str) -> Installed:
     ("distribution", "use", "name"),
     [
         ("tuneship-client", "a program that calls a service", "light"),
-        ("tuneship-client[cli]", "the command `tuneship` too", "command"),
+        ("tuneship-client[cli]", "the same, with the command `tuneship`", "command"),
     ],
 )
 def test_the_client_is_as_small_as_the_documents_say(

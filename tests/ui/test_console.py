@@ -202,7 +202,7 @@ def test_every_page_fits_at_400_percent(served: dict[str, Any], window: Browser)
 
 def test_a_release_is_printed_on_two_pages(served: dict[str, Any], window: Browser) -> None:
     place = f"/console/releases/{served['release'].id}"
-    window.open(f"{served['service'].url}{place}", "waits for a person")
+    window.open(f"{served['service'].url}{place}", "waiting for a person")
     window.wait(lambda: window.evaluate("document.documentElement.dataset.drawn") or None)
     assert window.pages_on_paper() <= 2
 
@@ -222,7 +222,7 @@ def test_a_page_follows_a_training_without_a_reload(
 
 def test_a_person_promotes_and_the_page_follows(served: dict[str, Any], window: Browser) -> None:
     service, release = served["service"], served["release"]
-    window.open(f"{service.url}/console/releases/{release.id}", "waits for a person")
+    window.open(f"{service.url}/console/releases/{release.id}", "waiting for a person")
     window.wait(lambda: window.evaluate("document.documentElement.dataset.drawn") or None)
     window.keys_to("Promote")
     window.wait_for_text("Promote the new model?")
@@ -335,7 +335,7 @@ def test_before_an_end_that_nothing_prevents_a_person_may_sign_in_again(
     window.forget()
     window.open(answer.json()["url"].replace(service.parts.public_url, service.url), "Overview")
     window.wait(lambda: window.evaluate(WARNING_IS_OPEN) or None)
-    assert "This session ends whatever you do" in window.text
+    assert "This session cannot be extended" in window.text
     assert "Nobody has done" not in window.text
     window.picture("log-off-whatever-is-done")
     window.keys_to("Not yet")

@@ -31,7 +31,7 @@ class Playground:
     def open(self, *deployments: str) -> None:
         names = zip("ab", deployments or self.pair, strict=False)
         query = "&".join(f"{letter}={one}" for letter, one in names)
-        self.window.open(f"{self.service.url}/console/playground?{query}", "Nothing of it is kept")
+        self.window.open(f"{self.service.url}/console/playground?{query}", "Nothing is stored")
         self.window.wait(
             lambda: self.window.evaluate("!document.getElementById('send').disabled") or None
         )
@@ -288,7 +288,7 @@ def test_nothing_is_kept_when_the_page_is_left_or_the_session_ends(
         ask()
         window.open(f"{service.url}/console/jobs", "Jobs")
         window.back()
-        window.wait_for_text("Nothing of it is kept")
+        window.wait_for_text("Nothing is stored")
         assert SECRET not in window.evaluate(held)
         ask()
         fields = "new URLSearchParams({form_token: document.getElementById('ask').dataset.token})"

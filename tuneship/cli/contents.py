@@ -6,8 +6,8 @@ Each sentence is the one that the command itself has; a test compares them.
 CONTENTS = {
     "Pipeline": {
         "init": "Write flows, tasks, deployments and examples into a folder; its README.md has the next commands.",
-        "release": "Tune a model and release it step by step, while its gates allow it.",
-        "rollouts": "Records of rollouts: replay.",
+        "release": "Tune a model and release it step by step, as long as its gates allow it.",
+        "rollouts": "Recorded rollouts: replay their decisions.",
     },
     "The API": {
         "generate": "Generate with a deployment or through an endpoint; the text is shown while it is generated.",
@@ -20,7 +20,7 @@ CONTENTS = {
         "endpoints": "Addresses that route to one deployment each.",
         "canary": "Addresses that split their traffic over deployments.",
         "evaluations": "Verdicts on the answers of deployments.",
-        "releases": "Records of pipelines about their releases, and the decisions of people.",
+        "releases": "Records that pipelines keep of their releases, and the decisions of people.",
         "webhooks": "Receivers of events.",
         "events": "Events of the last 30 days.",
         "audit": "Who did what in this tenant's name.",
@@ -30,7 +30,7 @@ CONTENTS = {
     },
     "The service's machine": {
         "keys": "API keys: make, list, rotate, revoke.",
-        "serve": "Run the service. It prints `ready <url>`; credentials lie in <data-dir>/credentials.json.",
+        "serve": "Run the service. It prints `ready <url>`; credentials are in <data-dir>/credentials.json.",
         "openapi": "Print the API as an OpenAPI 3.1 document, e.g. to generate a client in another language.",
         "backup": "Write a complete backup into a folder, or bring the one there up to date.",
         "restore": "Put a backup into a new data directory and an empty database; nothing is overwritten.",
@@ -38,9 +38,9 @@ CONTENTS = {
         "doctor": "Say what this machine can do, and what a model of a given size would need.",
     },
     "Which service": {
-        "login": "Keep the address and a key of a service for all further commands, in a file for you alone.",
+        "login": "Store a service's address and a key for later commands, in a file that only you can read.",
         "logout": "Forget the stored login. The key stays valid until it is revoked.",
-        "whoami": "Show the service and the identity of the commands, and where both are set; exit with 1 if the key "
+        "whoami": "Show which service and identity the commands use, and where both are set; exit with 1 if the key "
         "is refused.",
         "console": "Print a link to the console that works once, for ten minutes, with the rights of your key.",
     },

@@ -46,7 +46,7 @@ AsJson = Annotated[
     bool,
     typer.Option(
         "--json",
-        help="Print JSON: one document, or one a line where entries are streamed.",
+        help="Print JSON: one document, or one per line where entries are streamed.",
         rich_help_panel=GENERAL,
     ),
 ]
@@ -195,7 +195,9 @@ def _inner_names(hint: Any) -> list[str]:
 def _request_options(operation: Operation[..., Any]) -> list[inspect.Parameter]:
     offered = [HEADERS[name] for name in operation.headers if name in HEADERS]
     if operation.takes_idempotency_key:
-        offered.append(("idempotency_key", "Repeating the call with this key changes nothing."))
+        offered.append(
+            ("idempotency_key", "A repeated call with the same key has no further effect.")
+        )
     return [
         parameter(
             name,

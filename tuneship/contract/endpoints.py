@@ -373,7 +373,7 @@ def update_endpoint(endpoint_id: EndpointId, update: EndpointUpdate) -> Endpoint
     example=Example(reply={"id": ENDPOINT, **EXAMPLE_REMOVED}),
 )
 def delete_endpoint(endpoint_id: EndpointId) -> EndpointDeleted:
-    """Remove an endpoint; its deployment stays (additive)."""
+    """Remove an endpoint; its deployment is kept (additive)."""
     raise NotImplementedError
 
 
@@ -446,7 +446,7 @@ def list_canary_endpoints(
 def update_canary_endpoint(
     endpoint_id: CanaryEndpointId, update: CanaryEndpointUpdate
 ) -> CanaryEndpoint:
-    """Replace the whole split in one transaction (§4.6); `If-Match` refuses it when somebody else was faster.
+    """Replace the whole split in one transaction (§4.6); `If-Match` refuses it if the split has changed since.
 
     While a person has paused the rollout, 409 for every split but the present one under its lease, and the fallback.
     """
@@ -461,7 +461,7 @@ def update_canary_endpoint(
     example=Example(reply={"id": CANARY, **EXAMPLE_REMOVED}),
 )
 def delete_canary_endpoint(endpoint_id: CanaryEndpointId) -> EndpointDeleted:
-    """Remove a canary endpoint with its lease; its deployments stay (additive)."""
+    """Remove a canary endpoint with its lease; its deployments are kept (additive)."""
     raise NotImplementedError
 
 
@@ -474,7 +474,7 @@ def delete_canary_endpoint(endpoint_id: CanaryEndpointId) -> EndpointDeleted:
     example=Example({"two minutes": {"seconds": 120}}, EXAMPLE_CANARY),
 )
 def renew_canary_lease(endpoint_id: CanaryEndpointId, renewal: LeaseRenewal) -> CanaryEndpoint:
-    """Renew or end the lease (additive); 409 when none is running, and for its end while the rollout is paused."""
+    """Renew or end the lease (additive); 409 if there is none, or to end it while the rollout is paused."""
     raise NotImplementedError
 
 
@@ -491,7 +491,7 @@ def renew_canary_lease(endpoint_id: CanaryEndpointId, renewal: LeaseRenewal) -> 
 def pause_canary_endpoint(
     endpoint_id: CanaryEndpointId, decision: CanaryDecision
 ) -> CanaryEndpoint:
-    """Hold the split of a rollout in progress until it is resumed (additive); the version stays as it is.
+    """Hold the split of a rollout in progress until it is resumed (additive); the version does not change.
 
     Reverting lifts the pause, and so does the lease when it expires. 409 without a lease, for one that was not taken
     with `pausable`, and where the rollout is paused already.
@@ -510,7 +510,7 @@ def pause_canary_endpoint(
 def resume_canary_endpoint(
     endpoint_id: CanaryEndpointId, decision: CanaryDecision
 ) -> CanaryEndpoint:
-    """Let a paused rollout continue (additive); the version stays as it is. 409 where it is not paused."""
+    """Let a paused rollout continue (additive); the version does not change. 409 if it is not paused."""
     raise NotImplementedError
 
 

@@ -553,7 +553,7 @@ def compare_evaluations(
     example=Example(reply={**EXAMPLE_EVALUATION, "status": "cancelled", "verdict": None}),
 )
 def cancel_evaluation(evaluation_id: EvaluationId) -> Evaluation:
-    """End an evaluation; the scores that are stored stay (additive)."""
+    """End an evaluation; stored scores are kept (additive)."""
     raise NotImplementedError
 
 

@@ -444,7 +444,7 @@ def answer_release(release_id: ReleaseId, answer: ReleaseAnswer) -> Release:
 
 
 class Releases(Resource[C_co]):
-    """Records of pipelines about their releases, and the decisions of people."""
+    """Records that pipelines keep of their releases, and the decisions of people."""
 
     create = Verb(create_release)
     get = Verb(get_release)

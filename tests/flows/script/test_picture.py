@@ -101,7 +101,7 @@ def test_a_training_has_a_bar_and_its_loss(shown: Callable[..., Shown]) -> None:
     (loss,) = [line for line in one.drawn if line.startswith("loss")]
     assert loss.split()[1][0] == "█"
     assert loss.endswith("▁  training 0.100  validation 1.500")
-    assert "data       800 examples, 400 to validate on" in one.drawn
+    assert "data       800 examples, 400 for validation" in one.drawn
     one.picture.show(TaskProgress("training", 41, 100, "", {"training": float("nan")}))
     assert "training 0.100" in one.text
 
@@ -157,7 +157,7 @@ def test_a_person_who_is_asked_is_shown_until_the_answer(shown: Callable[..., Sh
     one.play("promoted", lambda fact: fact["kind"] == "training_gates")
     until = "2026-12-01T10:00:00+00:00"
     one.picture.line({"kind": "question", "question": "q", "asks": ["T4"], "until": until}, True)
-    assert "now        a person is asked until " in one.text
+    assert "now        waiting for a person until " in one.text
     one.picture.line({"kind": "held_gates", "question": "q", "decision": "promote"}, True)
     assert "a person is asked" not in one.text
 
@@ -202,7 +202,7 @@ def test_warnings_stay_above_the_picture_and_the_end_below(shown: Callable[..., 
         " (the candidate fails more requests than the plan allows)."
     )
     assert report.endswith("report: /r/report.md")
-    assert page.endswith(f"its page: {URL}")
+    assert page.endswith(f"page: {URL}")
 
 
 def test_after_a_signal_everything_is_printed_as_without_a_picture(
@@ -250,7 +250,7 @@ def test_the_split_never_hides_a_small_share() -> None:
         ({"outcome": "promoted", "reason": "none"}, "promoted: the new model serves all traffic."),
         (
             {"outcome": "rejected", "reason": "training_gate", "gate": "T4 champion"},
-            "rejected: the new model got no traffic (gate T4 champion refuses it).",
+            "rejected: the new model got no traffic (refused by gate T4 champion).",
         ),
         (
             {"outcome": "skipped", "reason": "no_new_data", "message": "no part is new"},

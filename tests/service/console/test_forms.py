@@ -114,7 +114,7 @@ def test_a_new_job_has_the_defaults_of_its_model(service: Service) -> None:
 
 def test_a_model_is_deployed_and_an_endpoint_leads_to_it(service: Service) -> None:
     browser = signed_in(service)
-    assert "No deployment serves" in browser.open("/console/endpoints/new").text
+    assert "No deployment is running" in browser.open("/console/endpoints/new").text
     page = "/console/deployments/new?model_name=tuneship-tiny"
     fields = fields_of(browser, page, "create_deployment")
     sent = fields | {"deployment_name": "first", "model_config.max_output_tokens": "64"}
@@ -144,7 +144,7 @@ def test_the_traffic_is_changed_for_the_version_that_was_seen(service: Service) 
     assert browser.post(do, seen | {"deployment_id": new}).status_code == 303
     late = browser.post(do, seen | {"deployment_id": old, "idempotency_key": "0" * 32})
     assert late.status_code == 412
-    assert "The traffic stays: " in late.text
+    assert "The traffic is unchanged: " in late.text
     body = service.call("GET", f"/v1/endpoints/{plain}").json()
     assert body["deployment_id"] == new
 
@@ -221,7 +221,7 @@ def test_a_deletion_names_the_thing_and_what_refers_to_it(service: Service) -> N
 
     page = asked("deployment", deployment).text
     assert "shop, 100 %" in page
-    assert "Delete it all the same" in page
+    assert "Delete it anyway" in page
     assert confirm("deployment", page).status_code == 409
     assert service.deployment_status(deployment) == "running"
 

@@ -248,7 +248,7 @@ def test_a_model_page_has_its_card_and_its_evaluations(service: Service) -> None
     browser = signed_in(service)
     page = browser.open(f"/console/models/{model}").text
     text = " ".join(Markup(page).text.split())
-    for shown in ("Ends of answers learnt99.0 %", "Compliance modenone", "stated here0 of 31"):
+    for shown in ("Learnt where answers end99.0 %", "Compliance modenone", "stated here0 of 31"):
         assert shown in text
     assert f"tuneship models card {model}" in text
     assert f"/console/datasets/{held_out}" in page

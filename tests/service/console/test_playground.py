@@ -119,7 +119,7 @@ def test_the_limits_are_those_of_the_contract_and_of_the_deployments(service: Se
     other = service.deployment("other")
     browser = signed_in(service)
     page = browser.open(f"/console/playground?a={other}&b={small}").text
-    assert "The longest answer they allow has 32 tokens" in page
+    assert "The longest answer allowed has 32 tokens" in page
     for name, bounds in (("temperature", 'min="0" max="2"'), ("top_p", 'min="0" max="1"')):
         assert bounds in page.partition(f'name="{name}"')[2].partition(">")[0]
     refused = send(browser, small, {"prompt": "a", "max_tokens": 33}).json()["error"]

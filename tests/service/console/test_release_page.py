@@ -67,7 +67,7 @@ def test_a_sentence_says_what_is_happening(service: Service) -> None:
     def says(**changed: object) -> str:
         return " ".join(release_words.sentence(shown.model_copy(update=changed), seen))
 
-    assert "waits for a person" in says()
+    assert "a person has to decide" in says()
     canary = says(status=ReleaseStatus.RUNNING, stage="canary", question=None)
     assert canary.startswith("Holding at 75 %: “Very slow answers” is not proven")
     assert "3 of 4 gates are proven. “Typical time” needs about 420 more requests." in canary
@@ -118,7 +118,7 @@ def test_only_who_may_decide_has_buttons(service: Service) -> None:
     pipeline = asked(service, "one")
     viewer = page_of(service, pipeline, "viewer")
     assert not [one for one in viewer.links if "/do/" in one]
-    assert "takes the scope releases:decide" in viewer.text
+    assert "needs the scope releases:decide" in viewer.text
     browser = signed_in(service, "viewer")
     sent = fields(pipeline, browser.form_token())
     assert browser.post("/console/do/promote_release", sent).status_code == 403
@@ -140,7 +140,7 @@ def test_the_announcing_key_does_not_promote_where_four_eyes_have_to(
     browser.post("/console/sign-in", {"code": link})
     page = Markup(browser.open(f"/console/releases/{pipeline.id}").text)
     assert [one for one in page.links if "/do/" in one] == ["/console/do/roll_back_release"]
-    assert "Another person" in page.text
+    assert "Somebody other" in page.text
 
 
 def test_texts_of_a_pipeline_are_shown_as_they_are(service: Service) -> None:

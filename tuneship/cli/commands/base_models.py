@@ -45,7 +45,7 @@ DataDir = Annotated[
 AsJson = Annotated[
     bool,
     typer.Option(
-        "--json", help="Print JSON: one document, or one a line where entries are streamed."
+        "--json", help="Print JSON: one document, or one per line where entries are streamed."
     ),
 ]
 ModelId = Annotated[str, typer.Argument(metavar="ID", help="As `tuneship models bases` shows it.")]

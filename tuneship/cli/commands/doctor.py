@@ -45,7 +45,7 @@ def doctor(
     as_json: Annotated[
         bool,
         typer.Option(
-            "--json", help="Print JSON: one document, or one a line where entries are streamed."
+            "--json", help="Print JSON: one document, or one per line where entries are streamed."
         ),
     ] = False,
 ) -> None:

@@ -43,7 +43,7 @@ def login(
         typer.Option(help="PEM file of an authority of your own that signed the certificate."),
     ] = None,
 ) -> None:
-    """Keep the address and a key of a service for all further commands, in a file for you alone.
+    """Store a service's address and a key for later commands, in a file that only you can read.
 
     The service is asked first whether the key is good. The key is never an argument: other users see those.
     """
@@ -123,7 +123,7 @@ def logout() -> None:
 
 @app.command()
 def whoami(as_json: AsJson = False) -> None:
-    """Show the service and the identity of the commands, and where both are set; exit with 1 if the key is refused."""
+    """Show which service and identity the commands use, and where both are set; exit with 1 if the key is refused."""
     with reported():
         chosen = chosen_service()
         key = chosen.settings.api_key.get_secret_value()

@@ -26,10 +26,14 @@ def release(
         Path | None, typer.Option(metavar="FILE", help="Write the result here as JSON.")
     ] = None,
     plain: Annotated[
-        bool, typer.Option("--plain", help="Write lines on a terminal, too, as into a file.")
+        bool,
+        typer.Option(
+            "--plain",
+            help="Write plain lines to a terminal, as to a file, instead of the live picture.",
+        ),
     ] = False,
 ) -> None:
-    """Tune a model and release it step by step, while its gates allow it.
+    """Tune a model and release it step by step, as long as its gates allow it.
 
     Without a service it starts one for itself. Ends with 0 promoted, 3 rejected, 4 rolled back, 5 paused for a
     person, 1 any error, 130 or 143 stopped after the traffic was returned.

@@ -13,7 +13,7 @@ from tuneship.cli.common import fail
 
 DIFFERENT = 4
 
-app = typer.Typer(no_args_is_help=True, help="Records of rollouts: replay.")
+app = typer.Typer(no_args_is_help=True, help="Recorded rollouts: replay their decisions.")
 
 
 @app.callback()

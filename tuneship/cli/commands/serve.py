@@ -32,7 +32,7 @@ def serve(  # noqa: PLR0913 - the options of a command
     ] = False,
     die_with_parent: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
-    """Run the service. It prints `ready <url>`; credentials lie in <data-dir>/credentials.json."""
+    """Run the service. It prints `ready <url>`; credentials are in <data-dir>/credentials.json."""
     settings = service_settings(
         host=host,
         port=port,

@@ -29,19 +29,19 @@ REASONS: Mapping[str, str] = {
     "metrics_unavailable": "there were no usable metrics for too many checks",
     "split_mismatch": "requests of the candidate vanish: it counts fewer than its share of the traffic",
     "baseline_unhealthy": "the baseline fails more often than `slo_max` allows, so nothing can be compared with it",
-    "insufficient_data": "too few requests to decide by",
+    "insufficient_data": "too few requests for a decision",
     "approval_timeout": "nobody answered in time",
     "human_rejected": "a person said no, or rolled it back",
     # why a look holds, or what it goes by
-    "few_callers": "half of the traffic is of so few callers that their own health would be taken for the candidate's",
-    "max_looks": "the plan's checks are used up, and nothing is decided",
+    "few_callers": "half of the traffic is from so few callers that their faults would look like the candidate's",
+    "max_looks": "the plan's checks are used up without a decision",
     "metrics_missing": "this check had no usable metrics",
     "metrics_stale": "the metrics have not changed for too long",
     "no_new_data": "nothing new since the last check",
     "latency_limits_pending": "too few answers of the baseline to set the latency limits",
     "candidate_not_running": "the candidate is not running",
     "baseline_not_running": "the baseline is not running",
-    "dwell": "the step has not had its least number of checks",
+    "dwell": "the step has not had its minimum number of checks",
     "approval": "a person is asked",
     "paused": "a person has paused the rollout",
     "baking": "the bake (the soak at a high share) continues",
@@ -63,7 +63,7 @@ REASONS: Mapping[str, str] = {
 }
 # Reasons of the form `word:name`.
 OF_A_GATE: Mapping[str, str] = {
-    "early_warning": "{} looks worse at the candidate, which is no proof",
+    "early_warning": "{} looks worse for the candidate, which is not proof",
     "not_evaluated": "{} has no limits in the plan",
     "not_proven": "{} is not proven to be within its limit",
     "harm": "{} is shown to be beyond its limit",
@@ -80,7 +80,7 @@ BAD: Mapping[str, str] = {
     "long": "had an answer longer than nearly all of the baseline's",
     "length": "had an answer that was cut off at the token limit",
     "repetition": "had an answer that repeats itself",
-    "invalid_json": "had an answer that is no JSON",
+    "invalid_json": "had an answer that is not JSON",
     "abandoned": "were given up by their callers",
     "refused": "were refused by the deployment itself",
 }
@@ -92,7 +92,7 @@ CANNOT: Mapping[str, str] = {
 }
 STATES: Mapping[str, str] = {
     "harm": "beyond the limit",
-    "hold": "worse than the baseline so far, which is no proof",
+    "hold": "worse than the baseline so far, which is not proof",
     "open": "not decided",
     "proven": "proven to be within the limit",
     "not_evaluated": "the plan gives it no limits",

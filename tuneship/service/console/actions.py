@@ -25,7 +25,7 @@ class Action:
     sets: Mapping[str, str] = field(default_factory=dict[str, str])
     given: tuple[str, ...] = ()
     asks: tuple[str, ...] = ()
-    # Fields of the form that are none of the operation.
+    # Fields of the form that the operation does not have.
     leaves_out: tuple[str, ...] = ()
     # Its answer is shown on the page that the form is on; others lead to another page.
     is_shown: bool = False
@@ -43,7 +43,7 @@ ACTIONS = {
     "cancel_job": Action(
         "Cancel job",
         "Cancel this job?",
-        "The training ends, and no model comes of it. A cancelled job cannot be resumed.",
+        "The training stops, and no model is made. A cancelled job cannot be resumed.",
         is_danger=True,
     ),
     "revert_canary_endpoint": Action(
@@ -56,14 +56,13 @@ ACTIONS = {
     "pause_canary_endpoint": Action(
         "Pause",
         "Pause this rollout?",
-        "The split stays as it is until somebody resumes the rollout. Whatever speaks against the candidate still "
-        "rolls it back.",
+        "The split does not change until somebody resumes the rollout. Evidence of harm still rolls it back.",
         asks=DECISION,
     ),
     "resume_canary_endpoint": Action(
         "Resume",
         "Resume this rollout?",
-        "The candidate gets more traffic as soon as its evidence allows it.",
+        "The candidate gets more traffic as soon as the evidence allows it.",
         leads_on=True,
         asks=DECISION,
     ),
@@ -71,8 +70,8 @@ ACTIONS = {
     "promote_release": Action(
         "Promote",
         "Promote the new model?",
-        "The pipeline continues at its next check, if its gates are proven then; no answer overrides harm. If gates "
-        "held before any traffic, the release continues without them.",
+        "At its next check, the pipeline continues if the gates are proven; no answer overrides harm. If gates "
+        "held before any traffic, the release continues in spite of them.",
         leads_on=True,
         sets={"decision": "promote"},
         **_ANSWER,
@@ -98,32 +97,32 @@ ACTIONS = {
     "delete_dataset": Action(
         "Delete",
         "Delete this dataset?",
-        "Its file and its row are removed, and nobody can bring them back. Models that were tuned on it stay.",
+        "Its file and its row are removed; this cannot be undone. Models that were tuned on it are kept.",
         is_danger=True,
     ),
     "delete_model": Action(
         "Delete",
         "Delete this model?",
-        "Its files are removed, and nobody can bring them back. The job that made it stays.",
+        "Its files are removed; this cannot be undone. The job that made it is kept.",
         is_danger=True,
     ),
     "delete_deployment": Action(
         "Delete",
         "Delete this deployment?",
-        "It takes no more requests, and ends once those that run are answered. Its model stays.",
+        "It accepts no more requests, and ends when the running ones are answered. Its model is kept.",
         is_danger=True,
         given=("force",),
     ),
     "delete_endpoint": Action(
         "Delete",
         "Delete this endpoint?",
-        "Its address answers nobody from now on.",
+        "Its address stops answering at once.",
         is_danger=True,
     ),
     "delete_canary_endpoint": Action(
         "Delete",
         "Delete this endpoint?",
-        "Its address answers nobody from now on.",
+        "Its address stops answering at once.",
         is_danger=True,
     ),
 }

@@ -31,7 +31,7 @@ STAGES: Mapping[str, str] = {
 AT_WORK: Mapping[str, str] = {
     "data": "The data is being checked.",
     "training": "The new model is being trained.",
-    "training_gates": "The gates judge the training.",
+    "training_gates": "The training gates are deciding.",
     "deployment": "The new model is being deployed.",
     "smoke_test": "The new model answers its first prompts.",
     "evaluation": "Both models answer held-out examples.",
@@ -49,7 +49,7 @@ GATES: Mapping[str, str] = {
     "long": "Long answers",
     "length": "Answers cut off",
     "repetition": "Repetition",
-    "invalid_json": "Answers that are no JSON",
+    "invalid_json": "Answers that are not JSON",
     "abandoned": "Abandoned requests",
     "refused": "Refused requests",
 }
@@ -65,7 +65,7 @@ VERDICTS: Mapping[str, str] = {
 }
 # Reasons of a release that ended before any look, or without one.
 _ENDS: Mapping[str, str] = {
-    "training_gate": "a gate of the training refused it",
+    "training_gate": "a training gate refused it",
     "evaluation": "the answers to held-out examples are worse",
     "rolled_back_recently": "the same release was rolled back a short time ago",
     "stopped": "the run was stopped",
@@ -128,7 +128,7 @@ def sentence(release: Release, look: Mapping[str, Any] | None) -> tuple[str, str
         text = OUTCOMES.get(release.outcome, "It has ended.")
         return text, f"Why: {reason}." if reason else ""
     if look is None or release.stage not in ("canary", "approval", "bake"):
-        return AT_WORK.get(release.stage, "It runs."), ""
+        return AT_WORK.get(release.stage, "It is running."), ""
     verdict = VERDICTS.get(look["verdict"], look["verdict"])
     reason = reason_in_words(reason_of(look))
     says = f"{verdict.capitalize()} at {look['weight']} %"
@@ -146,11 +146,11 @@ def _asked(release: Release) -> tuple[str, str]:
         )
     if question.asks == ["promotion"]:
         return (
-            "All gates are proven, and it waits for a person.",
-            "It keeps checking: harm rolls it back, whatever is answered.",
+            "All gates are proven, and a person has to decide.",
+            "Checks continue: harm rolls it back, whatever the answer is.",
         )
     gates = ", ".join(map(gate_name, question.asks))
-    return f"It waits for a person, because of {gates}.", "No traffic has moved yet."
+    return f"A person has to decide, because of {gates}.", "No traffic has moved yet."
 
 
 def tests(gate: Mapping[str, Any]) -> bool:
@@ -240,7 +240,9 @@ _LINES: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = {
     ),
     "approval_asked": "A person is asked: promote or roll back",
     "approval_answered": _answer,
-    "resumed": lambda line: f"Resumed by {line['by']}" if line.get("by") else "The rollout goes on",
+    "resumed": lambda line: (
+        f"Resumed by {line['by']}" if line.get("by") else "The rollout continues"
+    ),
     "ended": _ended,
     "model_card": "The model card is written",
 }

@@ -46,7 +46,7 @@ async def dataset(client: PageClient, fields: Mapping[str, str]) -> Subject:
                 job = await client.jobs.get(listed.id)
                 if found.id in (job.dataset_id, job.validation_dataset_id):
                     using.append(Reference("Job", job.model_name, f"/jobs/{job.id}"))
-    hint = "It is kept until these jobs have ended." if using else ""
+    hint = "It cannot be deleted until these jobs have ended." if using else ""
     return Subject("Dataset", found.name, found.id, using, hint, is_kept=bool(using))
 
 
@@ -60,7 +60,11 @@ async def model(client: PageClient, fields: Mapping[str, str]) -> Subject:
             Reference("Deployment", one.deployment_name, f"/deployments/{one.id}")
             for one in page.deployments
         ]
-    hint = "It is kept while a deployment names it: delete these first." if serving else ""
+    hint = (
+        "It cannot be deleted while a deployment uses it: delete these deployments first."
+        if serving
+        else ""
+    )
     return Subject("Model", found.name, found.id, serving, hint, is_kept=bool(serving))
 
 
@@ -85,7 +89,7 @@ async def deployment(client: PageClient, fields: Mapping[str, str]) -> Subject:
             for member in one.deployments
             if member.id == found.id and member.traffic_percentage
         ]
-    hint = "It is kept while an endpoint sends it traffic." if sending else ""
+    hint = "These endpoints still send it traffic." if sending else ""
     is_kept = bool(sending)
     return Subject(
         "Deployment",
@@ -103,14 +107,14 @@ async def endpoint(client: PageClient, fields: Mapping[str, str]) -> Subject:
     found = await client.endpoints.get(fields["endpoint_id"])
     if isinstance(found, CanaryEndpoint):
         shares = {one.id: one.traffic_percentage for one in found.deployments}
-        hint = "Its rollout loses its endpoint, and fails." if found.lease else ""
+        hint = "Its rollout then has no endpoint, and fails." if found.lease else ""
     else:
         shares, hint = {found.deployment_id: 100}, ""
     behind = [
         Reference("Deployment", f"{await _name(client, one)}, {share} %", f"/deployments/{one}")
         for one, share in shares.items()
     ]
-    return Subject("Endpoint", found.name, found.id, behind, hint or "Its deployments stay.")
+    return Subject("Endpoint", found.name, found.id, behind, hint or "Its deployments are kept.")
 
 
 async def _name(client: PageClient, deployment_id: str) -> str:

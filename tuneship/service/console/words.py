@@ -57,7 +57,7 @@ STATES: dict[str, StateLook] = {
     "pass": _look(_GOOD, "pass"),
     "reject": _look(_BAD, "reject"),
     "hold": _look(_OVER, "hold"),
-    "waiting": _look(_ASKS, "waits for a person"),
+    "waiting": _look(_ASKS, "waiting for a person"),
     "paused": _look(_OVER, "paused"),
     "ended": _look(_OVER, "ended"),
     "promoted": _look(_GOOD, "promoted"),
@@ -68,9 +68,9 @@ STATES: dict[str, StateLook] = {
     # Gates of a rollout.
     "proven": _look(_GOOD, "proven"),
     "open": _look(("open", "open"), "not proven yet"),
-    "harm": _look(_BAD, "harm is shown"),
+    "harm": _look(_BAD, "harm shown"),
     "hold_gate": _look(_OVER, "worse so far"),
-    "not_evaluated": _look(_WAITS, "has no limits"),
+    "not_evaluated": _look(_WAITS, "no limits set"),
     "not_available": _look(_WAITS, "not counted"),
     "disabled": _look(_WAITS, "switched off"),
 }

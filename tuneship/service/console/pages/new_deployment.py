@@ -28,7 +28,7 @@ async def new_deployment(client: PageClient, model_name: ModelId | None = None) 
     declared = fields_of(DeploymentCreate, "", defaults, choices=machines)
     return FormView(
         title="New deployment",
-        says="A model that answers requests. An empty field has its default.",
+        says="A model that answers requests. An empty field takes its default.",
         places=(("Deployments", "/console/deployments"), ("New deployment", "")),
         action="create_deployment",
         refused="Nothing was deployed",

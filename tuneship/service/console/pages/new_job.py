@@ -51,7 +51,7 @@ async def new_job(
     }
     return FormView(
         title="New job",
-        says=f"A training of {chosen or 'a base model'} on one of your datasets. An empty field has its default.",
+        says=f"Train {chosen or 'a base model'} on one of your datasets. An empty field takes its default.",
         places=(JOBS, ("New job", "")),
         action="create_job",
         refused="No job was made",
@@ -91,7 +91,7 @@ async def tune_again(client: PageClient, job_id: JobId) -> FormView:
     tags = [FormField(f"tags.{name}", name, text) for name, text in job.tags.items()]
     return FormView(
         title=f"Tune {job.model_name} again",
-        says="A new job with the parameters of this one. Change what is to be different; an empty field has its "
+        says="A new job with the parameters of this one. Change what should differ; an empty field takes its "
         "default.",
         places=(JOBS, (job.model_name, place(f"/jobs/{job.id}")), ("Tune again", "")),
         action="create_job",

@@ -15,7 +15,7 @@ MOST_MEMBERS = 10
 EMPTY_ROWS = 2
 ENDPOINTS = ("Endpoints", "/console/endpoints")
 NAME = FormField("name", "name")
-NOBODY = "No deployment serves."
+NOBODY = "No deployment is running."
 DEPLOY = ("Deploy a model.", "/console/deployments/new")
 
 
@@ -26,14 +26,14 @@ async def new_endpoint(client: PageClient, deployment_id: DeploymentId | None = 
     to = FormField("deployment_id", "deployment_id", deployment_id, choices=serving)
     return FormView(
         title="New endpoint",
-        says="An address for callers that leads to one deployment, and later to another one.",
+        says="An address for callers that routes to one deployment, and can be switched to another one later.",
         places=(ENDPOINTS, ("New endpoint", "")),
         action="create_endpoint",
         refused="No endpoint was made",
         then="/console/endpoints",
         sections=(("Traffic", [NAME, to]),),
         blocked="" if serving else NOBODY,
-        other=("Split the traffic among several instead.", "/console/endpoints/new-split")
+        other=("Split the traffic over several instead.", "/console/endpoints/new-split")
         if serving
         else DEPLOY,
     )
@@ -45,14 +45,14 @@ async def new_split(client: PageClient) -> FormView:
     serving = await _serving(client)
     return FormView(
         title="New endpoint with a split",
-        says="An address for callers whose traffic is split: a rollout shifts it step by step. The shares sum to 100.",
+        says="An address whose traffic is split: a rollout shifts it step by step. The shares must add up to 100.",
         places=(ENDPOINTS, ("New endpoint with a split", "")),
         action="create_canary_endpoint",
         refused="No endpoint was made",
         then="/console/endpoints",
         sections=(("Endpoint", [NAME]), ("Traffic", _shares([], serving))),
         blocked="" if serving else NOBODY,
-        other=("Lead to one deployment instead.", "/console/endpoints/new") if serving else DEPLOY,
+        other=("Route to one deployment instead.", "/console/endpoints/new") if serving else DEPLOY,
     )
 
 
@@ -64,14 +64,18 @@ async def traffic(client: PageClient, endpoint_id: AnyEndpointId) -> FormView:
     address = place(f"/endpoints/{found.id}")
     blocked = ""
     if isinstance(found, CanaryEndpoint):
-        title, action, refused = "Change the split", "update_canary_endpoint", "The split stays"
-        says = "The whole new split, from the next request on. The shares sum to 100."
+        title, action, refused = (
+            "Change the split",
+            "update_canary_endpoint",
+            "The split is unchanged",
+        )
+        says = "The new split takes effect with the next request. The shares must add up to 100."
         fields = _shares(found.deployments, serving)
         if found.lease is not None:
-            blocked = "A rollout is in progress, which splits the traffic itself. Roll it back first, or let it end."
+            blocked = "A rollout is in progress and sets the split itself. Roll it back first, or let it end."
     else:
-        title, action, refused = "Cut over", "update_endpoint", "The traffic stays"
-        says = "All requests from the next one on go to the deployment that you choose."
+        title, action, refused = "Cut over", "update_endpoint", "The traffic is unchanged"
+        says = "From the next request on, all traffic goes to the deployment that you choose."
         fields = [FormField("deployment_id", "deployment_id", found.deployment_id, choices=serving)]
     return FormView(
         title=f"{title}: {found.name}",
