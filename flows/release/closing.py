@@ -5,9 +5,10 @@ written. Works from the records alone, so that a hook in a new process or the gu
 """
 
 import dataclasses
-import json
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from prefect import Flow
@@ -98,22 +99,41 @@ def result_of_record(
     }
     judged = [fact for fact in record.facts if fact["kind"] in ("smoke_test", "evaluation")]
     gates = [gate for fact in judged for gate in fact["gates"]]
-    if record.training_file.is_file():
+    unread: list[str] = []
+    with _noted(record.training_file, unread):
         training = training_record(record.training_file.read_text())
         known["model"] = training.job.fine_tuned_model
         gates = [*map(dataclasses.asdict, training.decide().gates), *gates]
     known["training_gates"] = gates
-    with suppress(FileNotFoundError):
-        left = json.loads((report_folder(record) / RESULT_FILE).read_bytes())
+    file = report_folder(record) / RESULT_FILE
+    with _noted(file, unread):
+        left = ReleaseResult.model_validate_json(file.read_bytes())
         # Another folder of records may share the one of the reports.
-        known |= left if left["run_key"] == record.run_key else {}
+        known |= left.model_dump() if left.run_key == record.run_key else {}
     begun = record.last("rollout")
     if begun is not None:
         notes = begun.get("notes", [])
         known |= begun.get("known", {}) | {"training_gates": begun.get("gates", []), "notes": notes}
         if rollouts and isinstance(rollouts[-1].record.facts[-1], Ended):
             known |= result_of(rollouts[-1].record, notes).model_dump()
+    known["notes"] = [*known.get("notes", []), *unread]
     return ReleaseResult.model_validate(known)
+
+
+@contextmanager
+def _noted(file: Path, notes: list[str]) -> Generator[None]:
+    """Do without a file that the release has not written, and with a note without one that cannot be read.
+
+    What must be deleted is in the record, and no file beside it may keep it alive.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        # Without the error's text, which may quote a statement.
+        _LOG.warning("%s cannot be read (%s)", file, type(error).__name__)
+        notes.append(f"{file} cannot be read ({type(error).__name__})")
 
 
 def _rollouts(record: ReleaseRecord) -> list[RecordFile]:

@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -326,8 +327,9 @@ def begin(release: ReleaseParameters) -> ReleaseRun:
         model_name=release.model_name,
         links={"prefect_run": str(flow_run.ui_url)} if is_prefect_shared() else {},
     )
-    # Of an earlier run with this record, which was paused, say.
-    (report_folder(record) / RESULT_FILE).unlink(missing_ok=True)
+    # Of an earlier run with this record, which was paused, say. No release fails because no report can be written.
+    with suppress(FileNotFoundError, NotADirectoryError):
+        (report_folder(record) / RESULT_FILE).unlink()
     parameters = release.model_dump_json(exclude={"tracking"}, exclude_unset=True, by_alias=True)
     write_private(record.parameters_file, parameters + "\n")
     _begun.append(record.path)

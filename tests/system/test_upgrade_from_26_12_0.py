@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ from alembic import command
 from alembic.config import Config
 
 from tests.support.databases.data_of_26_12_0 import PROMPT, SCORED, unpacked
+from tests.support.databases.other_versions import first_release
 from tests.support.service.processes import ROOT, Serve
 from tests.support.waiting import until
 from tuneship.contract.releases import RECORD
@@ -249,8 +251,11 @@ def test_a_release_is_recorded(serve: Serve, http: httpx.Client) -> None:
     first = {"headers": serve.headers}
     path = f"/v1/releases/{call(http, 'POST', '/v1/releases', json=body, **first)['id']}"
     moment = datetime.now(UTC).isoformat()
-    body = {"record": RECORD, "first_line": 1, "lines": [{"kind": "begun", "at": moment}]}
-    assert call(http, "POST", f"{path}/lines", json=body, **first)["next_line"] == 2
+    ended = {"kind": "ended", "at": moment, "outcome": "aborted", "reason": "failed"}
+    body = {"record": RECORD, "first_line": 1, "lines": [{"kind": "begun", "at": moment}, ended]}
+    assert call(http, "POST", f"{path}/lines", json=body, **first)["next_line"] == 3
+    kinds = [one["type"] for one in call(http, "GET", "/v1/events?limit=1000", **first)["events"]]
+    assert kinds[-1] == "release.ended"
 
 
 def test_the_rows_and_files_of_both_versions_are_whole(
@@ -261,3 +266,27 @@ def test_the_rows_and_files_of_both_versions_are_whole(
     for arguments in (("check",), ("audit", "verify")):
         done = old.run(*arguments)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_26_12_0_goes_on_without_the_events_that_it_does_not_know(
+    old: Old, serve: Serve, tmp_path: Path
+) -> None:
+    older = first_release(tmp_path)
+    if older is None:
+        pytest.skip("the history is not here")
+    serve.stop()
+    page = (ROOT / "docs" / "installation.md").read_text()
+    [statements] = re.findall("```sql\n(.*?)```", page, re.DOTALL)
+    engine = sa.create_engine(old.url)
+    with engine.begin() as connection:
+        for statement in statements.strip().rstrip(";").split(";"):
+            connection.execute(sa.text(statement))
+    engine.dispose()
+    back = Serve(old.data_dir, starter=older, **old.settings)
+    try:
+        answer = httpx.get(
+            f"{back.url}/v1/events?limit=1000", headers=back.headers, trust_env=False
+        )
+        assert answer.status_code == 200, answer.text
+    finally:
+        back.stop()

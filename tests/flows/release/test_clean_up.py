@@ -1,5 +1,6 @@
 """The clean-up after an unsuccessful release deletes what the release made and never touches anything else."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -9,8 +10,9 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.states import Crashed
 
 from flows.release.clean_up import discard_deployments
-from flows.release.closing import clean_up
+from flows.release.closing import clean_up, result_of_record
 from flows.release.record_file import ReleaseRecord, ReleaseRecords
+from flows.release.release_run import RESULT_FILE, report_folder
 from flows.tune_and_deploy import tune_and_deploy
 from tests.flows.conftest import use
 from tests.support.fakes.canary_service import BASELINE, CANDIDATE, FakeService
@@ -89,6 +91,51 @@ def test_the_hook_leaves_the_record_open_where_the_service_does_not_answer(
     assert not ReleaseRecord(record.path).has_ended, (
         "the next run, or the guard, finds the candidate"
     )
+
+
+def _no_reports(record: ReleaseRecord) -> Path:
+    reports = report_folder(record).parent
+    reports.parent.mkdir(parents=True, exist_ok=True)
+    reports.write_text("no folder")
+    return report_folder(record) / RESULT_FILE
+
+
+def _result(text: str) -> Callable[[ReleaseRecord], Path]:
+    def spoil(record: ReleaseRecord) -> Path:
+        report_folder(record).mkdir(parents=True)
+        file = report_folder(record) / RESULT_FILE
+        file.write_text(text)
+        return file
+
+    return spoil
+
+
+def _training(record: ReleaseRecord) -> Path:
+    record.training_file.write_text("{")
+    return record.training_file
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(_no_reports, id="no folder of reports"),
+        pytest.param(_result('{"outcome": "abo'), id="half a result"),
+        pytest.param(_result("{}"), id="a result of nothing"),
+        pytest.param(_training, id="half a record of the training"),
+    ],
+)
+def test_the_hook_deletes_whatever_the_files_beside_the_record_hold(
+    fake: FakeService, records: Path, spoil: Callable[[ReleaseRecord], Path]
+) -> None:
+    fake.make_endpoint({BASELINE: 100, CANDIDATE: 0})
+    flow_run = FlowRun(flow_id=uuid4(), parameters={})
+    record = begun(records, flow_run.id, candidate=CANDIDATE)
+    file = spoil(record)
+    notes = result_of_record(record, "stopped", []).notes
+    clean_up(flow=tune_and_deploy, flow_run=flow_run, state=Crashed())
+    assert fake.deleted == [CANDIDATE]
+    assert ReleaseRecord(record.path).has_ended
+    assert [note.partition(" (")[0] for note in notes] == [f"{file} cannot be read"]
 
 
 def test_the_hook_leaves_a_run_that_has_ended_alone(fake: FakeService, records: Path) -> None:

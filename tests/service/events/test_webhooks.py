@@ -219,6 +219,18 @@ def test_a_deleted_webhook_and_its_deliveries_are_forgotten(service: Service) ->
     assert len(service.call("GET", "/v1/events").json()["events"]) == 2
 
 
+def test_an_event_of_a_newer_version_is_listed(service: Service) -> None:
+    service.dataset()
+    with service.database.write() as connection:
+        newer = sa.update(tables.events).where(tables.events.c.type == "dataset.processed")
+        connection.execute(newer.values(type="data_lake.frozen"))
+    events = service.call("GET", "/v1/events").json()["events"]
+    assert [(one["type"], one["data"]["object"]) for one in events] == [
+        ("dataset.uploaded", "dataset"),
+        ("data_lake.frozen", "data_lake"),
+    ]
+
+
 def test_the_services_own_port_is_closed_even_where_its_network_is_open(start: Start) -> None:
     service = start(**LOCAL)
     refused = service.call(
