@@ -1,5 +1,6 @@
 """The HTTP server of a service: it says where it answers, drains after a signal, and ends in any case."""
 
+import asyncio
 import faulthandler
 import gc
 import json
@@ -8,6 +9,9 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -59,6 +63,7 @@ class ServiceServer(HttpServer):
         self._drains_at: float | None = None
         self._drained_by: float | None = None
         self._guard: Guard | None = None
+        self._wake: Callable[[], object] = lambda: None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's own
         """Begin the drain at the first signal, after its notice, and end it at the second.
@@ -76,6 +81,21 @@ class ServiceServer(HttpServer):
             self._drains_at = time.monotonic() + notice_s
         else:
             self._drain(drain_s)
+        self._wake()
+
+    async def main_loop(self) -> None:
+        """Look once a second, and ten times a second while the service ends."""
+        loop, signalled, counter = asyncio.get_running_loop(), asyncio.Event(), 0
+        self._wake = partial(loop.call_soon_threadsafe, signalled.set)
+        while not await self.on_tick(counter):
+            if self._drains_at is None and self._drained_by is None:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(1):
+                        await signalled.wait()
+                counter += 10
+            else:
+                await asyncio.sleep(0.1)
+                counter += 1
 
     def _drain(self, drain_s: float) -> None:
         self._drains_at = None
@@ -83,7 +103,7 @@ class ServiceServer(HttpServer):
         self._drained_by = time.monotonic() + drain_s
 
     async def on_tick(self, counter: int) -> bool:
-        """Return whether to end. Called ten times a second."""
+        """Return whether to end. `counter` counts tenths of a second."""
         if counter % 10 == 0:
             notify("WATCHDOG=1")
             if self._guard is not None and not self._guard.beat():
