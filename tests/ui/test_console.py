@@ -186,7 +186,9 @@ TOO_WIDE = """
 """
 
 
-def test_every_page_fits_at_400_percent(served: dict[str, Any], window: Browser) -> None:
+def test_every_page_fits_at_400_percent(
+    served: dict[str, Any], window: Browser, axe: str
+) -> None:
     found: list[str] = []
     # What is left of 1280 x 1024 pixels.
     window.resize(320, 256)
@@ -196,6 +198,8 @@ def test_every_page_fits_at_400_percent(served: dict[str, Any], window: Browser)
         root = "document.documentElement"
         if window.evaluate(f"{root}.scrollWidth > {root}.clientWidth"):
             found.append(f"{place}: {window.evaluate(TOO_WIDE)}")
+        if place in served["more"]:
+            found += [f"{place}: {one}" for one in window.check_accessibility(axe, RULES)]
     window.resize(*SIZES[0])
     assert found == []
 
