@@ -185,7 +185,7 @@ class ReleaseView:
         elif stage in ("training_gates", "smoke_test", "evaluation") and line:
             note = release_words.gates_note(line)
         elif stage == "canary" and self.story.reached:
-            note = count(self.evidence.looks, "look")
+            note = count(self.evidence.looks, "check")
         elif stage == "approval" and state == "now":
             note = f"{self.left(now)} left"
         elif stage == "approval" and "approval_answered" in self.newest:
@@ -194,7 +194,7 @@ class ReleaseView:
             is_asked = self.story.plan.get("approval") == "required"
             note = "a person is asked" if is_asked else ""
         elif stage == "bake" and isinstance(self.story.plan.get("bake_looks"), int):
-            note = count(self.story.plan["bake_looks"], "look")
+            note = count(self.story.plan["bake_looks"], "check")
         return note
 
     def left(self, now: datetime) -> str:
