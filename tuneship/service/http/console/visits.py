@@ -161,9 +161,11 @@ class Visits:
         called, subject = request.path_params["operation"], None
         if called in SUBJECTS:
             subject = await SUBJECTS[called](self.client(request), fields)
+        # Where a sign-in leads after the end of the session; the answer to a form has no address.
+        address = address_in(request) if request.method == "GET" else back
         text = own_page(
             "ask.html",
-            self.frame(request, address=back, given=given, problem=problem),
+            self.frame(request, address=address, given=given, problem=problem),
             action=action,
             called=called,
             fields=fields,
@@ -186,6 +188,9 @@ class Visits:
                 check_token(request.state.session, sent)
                 reply = await self._carry_out(request, operation, sent)
         except ApiError as error:
+            if error.status == 404 and operation.method == "DELETE" and "then" in sent:
+                # A double click, or another person's: what should be gone is gone.
+                return RedirectResponse(own_path(sent["then"]), 303)
             is_known = bool(sent.get("back")) or action.question is not None
             if not sent or not is_known or error.status in (401, 403) or error.status >= 500:
                 raise
@@ -249,7 +254,8 @@ def _key(
     name = sent.get("idempotency_key", "")
     if not operation.takes_idempotency_key or not SHAPE_OF_KEYS.fullmatch(name):
         return None
-    return Key(request.state.principal.client_id, f"console:{name}", digest, None)
+    # Whoever goes back and changes the form means another request.
+    return Key(request.state.principal.client_id, f"console:{name}:{digest}", digest, None)
 
 
 def _group(kind: type[S], settings: ServiceSettings) -> S:
@@ -297,7 +303,7 @@ def _body(model: type[BaseModel], fields: Mapping[str, Any]) -> BaseModel:
 def _nested(fields: Mapping[str, str]) -> dict[str, Any]:
     """The fields of a form as an object: `a.b` is in `a`, `a[]` is texts with commas, `a[0].b` is of a list of objects.
 
-    An empty field is absent.
+    An empty field is absent. Raises `InvalidRequestError` for a field that is given in two ways.
     """
     body: dict[str, Any] = {}
     for name, text in fields.items():
@@ -305,15 +311,17 @@ def _nested(fields: Mapping[str, str]) -> dict[str, Any]:
             continue
         if (place := IN_LIST.fullmatch(name)) is not None:
             members = body.setdefault(place[1], [])
-            if isinstance(members, list):
-                listed = cast("list[dict[str, str]]", members)
-                listed += [{} for _ in range(len(listed), int(place[2]) + 1)]
-                listed[int(place[2])][place[3]] = text
+            if not isinstance(members, list):
+                raise InvalidRequestError("a field of the form is given in two ways")
+            listed = cast("list[dict[str, str]]", members)
+            listed += [{} for _ in range(len(listed), int(place[2]) + 1)]
+            listed[int(place[2])][place[3]] = text
             continue
         group, dot, inner = name.removesuffix("[]").partition(".")
         value = [one.strip() for one in text.split(",")] if name.endswith("[]") else text
-        if not dot:
-            body[group] = value
-        elif isinstance(body.setdefault(group, {}), dict):
-            body[group][inner] = value
+        members = body.setdefault(group, {} if dot else value)
+        if not (isinstance(members, dict) if dot else members is value):
+            raise InvalidRequestError("a field of the form is given in two ways")
+        if dot:
+            members[inner] = value
     return body
