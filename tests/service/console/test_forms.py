@@ -2,6 +2,7 @@
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -110,6 +111,18 @@ def test_a_new_job_has_the_defaults_of_its_model(service: Service) -> None:
     made = answer.headers["location"].rpartition("/")[2]
     job = service.call("GET", f"/v1/fine-tuning/jobs/{made}").json()
     assert (job["dataset_id"], job["hyperparameters"]["epochs"]) == (data, 2)
+
+
+def test_every_answer_to_a_double_click_leads_to_what_was_made(service: Service) -> None:
+    browser = signed_in(service)
+    service.dataset()
+    fields = fields_of(browser, "/console/jobs/new", "create_job") | {"model_name": "notes"}
+    with ThreadPoolExecutor(4) as pool:
+        clicks = [pool.submit(browser.post, "/console/do/create_job", fields) for _ in range(4)]
+        answers = [one.result() for one in clicks]
+    assert [one.status_code for one in answers] == [303] * 4
+    assert len({one.headers["location"] for one in answers}) == 1
+    assert total(service, "fine-tuning/jobs") == 1
 
 
 def test_a_form_that_was_changed_after_going_back_is_another_request(service: Service) -> None:

@@ -1,7 +1,9 @@
 """Answers pages and their forms: makes the client of a visit, and HTML of what a page shows."""
 
+import asyncio
 import hashlib
 import re
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -43,6 +45,8 @@ from tuneship.store.records.idempotency import Key
 
 S = TypeVar("S", LimitSettings, ConsoleSettings)
 
+# How long a form waits for the answer to an earlier copy of it.
+PATIENCE_S, LOOKS_EVERY_S = 10.0, 0.1
 # As `ask` makes them.
 SHAPE_OF_KEYS = re.compile(r"[0-9a-f]{32}")
 # Fields of every form, beside those of its operation.
@@ -188,8 +192,9 @@ class Visits:
                 check_token(request.state.session, sent)
                 reply = await self._carry_out(request, operation, sent)
         except ApiError as error:
-            if error.status == 404 and operation.method == "DELETE" and "then" in sent:
-                # A double click, or another person's: what should be gone is gone.
+            is_gone = error.status == 404 and operation.method == "DELETE"
+            if (is_gone or _is_busy(error)) and "then" in sent:
+                # A double click, or another person's: what should be gone is gone, and what is made will be there.
                 return RedirectResponse(own_path(sent["then"]), 303)
             is_known = bool(sent.get("back")) or action.question is not None
             if not sent or not is_known or error.status in (401, 403) or error.status >= 500:
@@ -218,9 +223,16 @@ class Visits:
         fields |= action.sets
         text = f"{operation.name}\n{sorted(fields.items())}"
         digest = hashlib.sha256(text.encode()).hexdigest()
-        key = _key(request, operation, sent, digest)
-        client = self.client(request, if_match=sent.get("if_match") or None)
-        return await client.carry_out(operation, _arguments(operation, fields), key)
+        key, patience_ends = _key(request, operation, sent, digest), time.monotonic() + PATIENCE_S
+        while True:
+            client = self.client(request, if_match=sent.get("if_match") or None)
+            try:
+                return await client.carry_out(operation, _arguments(operation, fields), key)
+            except ApiError as error:
+                # Of a double click a browser shows the second answer, which has to be that of the first.
+                if not _is_busy(error) or time.monotonic() > patience_ends:
+                    raise
+            await asyncio.sleep(LOOKS_EVERY_S)
 
     async def _carry_out_with_file(
         self, request: Request, operation: Operation[..., Any], sent: dict[str, str]
@@ -245,6 +257,11 @@ class Visits:
                 yield Arguments(values, _key(request, operation, fields, digest), content.no_room)
 
         return await self.client(request).carry_out_read(operation, None, read)
+
+
+def _is_busy(error: ApiError) -> bool:
+    """Whether a request with the same key is still being worked on."""
+    return error.status == 409 and error.retryable
 
 
 def _key(
