@@ -302,3 +302,10 @@ def test_a_double_click_on_delete_leads_where_a_click_leads(service: Service) ->
     answers = [browser.post("/console/do/delete_dataset", fields) for _ in range(2)]
     assert [one.status_code for one in answers] == [303, 303]
     assert {one.headers["location"] for one in answers} == {"/console/datasets"}
+
+
+def test_an_error_page_writes_the_name_of_a_field_as_it_is(service: Service) -> None:
+    browser = signed_in(service)
+    said = Markup(browser.open("/console/do/delete_dataset").text).text
+    assert "dataset_id is missing." in said
+    assert "There is no such action." in Markup(browser.open("/console/do/nothing").text).text
