@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.text import Text
 
+from tuneship.cli.output import readable
 from tuneship.prefect.progress import TaskProgress
 
 LINE_EVERY_SECONDS = 10.0
@@ -44,7 +45,9 @@ class Lines:
         """Print one line with the seconds since the start."""
         elapsed = time.monotonic() - self._started
         with self.or_silent():
-            self.console.print(Text(f"{elapsed:7.1f}s ", style="dim") + Text(text, style=style))
+            # Names of files, for one, may hold what moves a terminal's cursor.
+            words = (readable(text), style)
+            self.console.print(Text.assemble((f"{elapsed:7.1f}s ", "dim"), words))
 
     def wait(self, text: str) -> None:
         """Print what the script waits for."""

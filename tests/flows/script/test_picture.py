@@ -130,7 +130,7 @@ def test_a_rollout_shows_its_split_and_each_gate(shown: Callable[..., Shown]) ->
     assert "gates      error     ━━╌╌╌╌╌╌ open    empty     ━━╌╌╌╌╌╌ open" in one.drawn
     one.play("promoted", lambda fact: fact.get("number") == 40)
     assert "✓ shift ● promote" in one.text
-    assert "the bake (the soak at a high share) continues" in one.text.replace("\n", " ")
+    assert "the bake (the soak at a high share) continues" in " ".join(one.text.split())
     one.play("promoted")
     assert one.text.count("━━━━━━━━ proven") == 4
     assert one.text.count("✓") == len(STAGES) + 1
@@ -261,6 +261,17 @@ def test_the_split_never_hides_a_small_share() -> None:
 )
 def test_how_it_ended_is_one_sentence(result: dict[str, Any], sentence: str) -> None:
     assert sentence_of(result) == sentence
+
+
+@pytest.mark.parametrize("level", [logging.INFO, logging.WARNING])
+def test_a_name_moves_no_cursor(shown: Callable[..., Shown], level: int) -> None:
+    one = shown()
+    # Only after a signal the picture prints every line.
+    one.picture.stopping()
+    one.picture.log("a\x1b[2J\u202eb.jsonl: 80 examples\n  line 1: empty", level)
+    [head] = [line for line in one.screen if "jsonl" in line]
+    assert head.endswith("s a\\u001b[2J\\u202eb.jsonl: 80 examples")
+    assert one.screen[one.screen.index(head) + 1] == "  line 1: empty"
 
 
 def test_a_pipe_gets_lines() -> None:

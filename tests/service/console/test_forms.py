@@ -2,6 +2,7 @@
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -110,6 +111,57 @@ def test_a_new_job_has_the_defaults_of_its_model(service: Service) -> None:
     made = answer.headers["location"].rpartition("/")[2]
     job = service.call("GET", f"/v1/fine-tuning/jobs/{made}").json()
     assert (job["dataset_id"], job["hyperparameters"]["epochs"]) == (data, 2)
+
+
+def test_every_answer_to_a_double_click_leads_to_what_was_made(service: Service) -> None:
+    browser = signed_in(service)
+    service.dataset()
+    fields = fields_of(browser, "/console/jobs/new", "create_job") | {"model_name": "notes"}
+    with ThreadPoolExecutor(4) as pool:
+        clicks = [pool.submit(browser.post, "/console/do/create_job", fields) for _ in range(4)]
+        answers = [one.result() for one in clicks]
+    assert [one.status_code for one in answers] == [303] * 4
+    assert len({one.headers["location"] for one in answers}) == 1
+    assert total(service, "fine-tuning/jobs") == 1
+
+
+def test_a_form_that_was_changed_after_going_back_is_another_request(service: Service) -> None:
+    browser = signed_in(service)
+    service.dataset()
+    fields = fields_of(browser, "/console/jobs/new", "create_job")
+    made = [
+        browser.post("/console/do/create_job", fields | {"model_name": name}).headers["location"]
+        for name in ("first", "first", "second")
+    ]
+    assert made[0] == made[1] != made[2]
+    assert total(service, "fine-tuning/jobs") == 2
+    sent = fields_of(browser, "/console/datasets/new", "upload_dataset")
+    for name in ("one", "other"):
+        assert send(browser, UPLOAD, sent | {"name": name}, jsonl(*LINES)).status_code == 303
+    assert total(service, "datasets") == 3
+
+
+@pytest.mark.parametrize(
+    "twice",
+    [
+        {"hyperparameters[0].epochs": "1"},
+        {"hyperparameters": "1"},
+        {"hyperparameters[]": "1"},
+        {"model_name.x": "1"},
+        {"model_name[]": "1"},
+    ],
+)
+def test_a_field_that_is_given_in_two_ways_is_refused(
+    service: Service, twice: dict[str, str]
+) -> None:
+    browser = signed_in(service)
+    service.dataset()
+    fields = fields_of(browser, "/console/jobs/new", "create_job") | {"model_name": "notes"}
+    for sent in (fields | twice, twice | fields):
+        refused = browser.post("/console/do/create_job", sent)
+        assert refused.status_code == 400
+        assert "a field of the form is given in two ways" in refused.text
+    assert total(service, "fine-tuning/jobs") == 0
 
 
 def test_a_model_is_deployed_and_an_endpoint_leads_to_it(service: Service) -> None:
@@ -240,3 +292,20 @@ def test_a_deletion_names_the_thing_and_what_refers_to_it(service: Service) -> N
     service.until(lambda: service.deployment_status(deployment) == "deleted")
     assert confirm("model", asked("model", model).text).status_code == 303
     assert service.call("GET", f"/v1/models/{model}").status_code == 404
+
+
+def test_a_double_click_on_delete_leads_where_a_click_leads(service: Service) -> None:
+    browser, data = signed_in(service), service.dataset()
+    query = {"dataset_id": data, "then": "/console/datasets", "back": f"/console/datasets/{data}"}
+    page = browser.open("/console/do/delete_dataset", params=query).text
+    fields = Form(page, "/console/do/delete_dataset").fields
+    answers = [browser.post("/console/do/delete_dataset", fields) for _ in range(2)]
+    assert [one.status_code for one in answers] == [303, 303]
+    assert {one.headers["location"] for one in answers} == {"/console/datasets"}
+
+
+def test_an_error_page_writes_the_name_of_a_field_as_it_is(service: Service) -> None:
+    browser = signed_in(service)
+    said = Markup(browser.open("/console/do/delete_dataset").text).text
+    assert "dataset_id is missing." in said
+    assert "There is no such action." in Markup(browser.open("/console/do/nothing").text).text

@@ -137,7 +137,7 @@ LONG = "senile cataract of the eye " * 400
         ({"input": ["a", [1 << 30]]}, 422, "input[1]", "does not know"),
         ({"input": "a", "dimensions": 0}, 422, "dimensions", "greater than or equal to 1"),
         ({"input": "a", "dimensions": 129}, 422, "dimensions", "at most 128, the hidden size"),
-        ({"input": "a", "dimensions": "4"}, 422, "dimensions", "must be a integer"),
+        ({"input": "a", "dimensions": "4"}, 422, "dimensions", "must be an integer"),
         ({"input": "a", "pooling": SECRET}, 422, "pooling", "'mean' or 'last'"),
         ({"input": "a", "prompt": "a"}, 400, "prompt", "is not a field"),
     ],

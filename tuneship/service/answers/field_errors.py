@@ -83,6 +83,7 @@ def error_from_pydantic(error: ValidationError) -> ApiError:
         # pydantic writes "Input should be ...": the API's messages begin with "must".
         text = str(problem["msg"]).removeprefix("Value error, ")
         text = re.sub(r"^(Input|String|List|Dictionary|Value) should ", "must ", text)
+        text = re.sub("must be a valid (?=integer)", "must be an ", text)
         text = text.replace("must be a valid", "must be a")
         code = "wrong_type" if kind.endswith("_type") else "invalid_value"
         if kind in CODES:

@@ -1,7 +1,9 @@
 """Answers pages and their forms: makes the client of a visit, and HTML of what a page shows."""
 
+import asyncio
 import hashlib
 import re
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -43,6 +45,8 @@ from tuneship.store.records.idempotency import Key
 
 S = TypeVar("S", LimitSettings, ConsoleSettings)
 
+# How long a form waits for the answer to an earlier copy of it.
+PATIENCE_S, LOOKS_EVERY_S = 10.0, 0.1
 # As `ask` makes them.
 SHAPE_OF_KEYS = re.compile(r"[0-9a-f]{32}")
 # Fields of every form, beside those of its operation.
@@ -138,8 +142,8 @@ class Visits:
         if operation.scope not in request.state.principal.scopes:
             raise PermissionDenied(f"this key lacks the scope {operation.scope}")
         known = {"then", "back", *operation.path_parameters, *action.given}
-        if unknown := {*fields} - known:
-            raise InvalidRequestError(f"the question has {len(unknown)} fields too many")
+        if {*fields} - known:
+            raise InvalidRequestError("the question has a field that it does not take")
         return await self._question(request, fields)
 
     async def _question(
@@ -161,7 +165,7 @@ class Visits:
         called, subject = request.path_params["operation"], None
         if called in SUBJECTS:
             subject = await SUBJECTS[called](self.client(request), fields)
-        # A new sign-in leads to the question itself, but not to one that was sent.
+        # Where a sign-in leads after the end of the session; the answer to a form has no address.
         address = address_in(request) if request.method == "GET" else back
         text = own_page(
             "ask.html",
@@ -188,6 +192,10 @@ class Visits:
                 check_token(request.state.session, sent)
                 reply = await self._carry_out(request, operation, sent)
         except ApiError as error:
+            is_gone = error.status == 404 and operation.method == "DELETE"
+            if (is_gone or _is_busy(error)) and "then" in sent:
+                # A double click, or another person's: what should be gone is gone, and what is made will be there.
+                return RedirectResponse(own_path(sent["then"]), 303)
             is_known = bool(sent.get("back")) or action.question is not None
             if not sent or not is_known or error.status in (401, 403) or error.status >= 500:
                 raise
@@ -215,9 +223,16 @@ class Visits:
         fields |= action.sets
         text = f"{operation.name}\n{sorted(fields.items())}"
         digest = hashlib.sha256(text.encode()).hexdigest()
-        key = _key(request, operation, sent, digest)
-        client = self.client(request, if_match=sent.get("if_match") or None)
-        return await client.carry_out(operation, _arguments(operation, fields), key)
+        key, patience_ends = _key(request, operation, sent, digest), time.monotonic() + PATIENCE_S
+        while True:
+            client = self.client(request, if_match=sent.get("if_match") or None)
+            try:
+                return await client.carry_out(operation, _arguments(operation, fields), key)
+            except ApiError as error:
+                # Of a double click a browser shows the second answer, which has to be that of the first.
+                if not _is_busy(error) or time.monotonic() > patience_ends:
+                    raise
+            await asyncio.sleep(LOOKS_EVERY_S)
 
     async def _carry_out_with_file(
         self, request: Request, operation: Operation[..., Any], sent: dict[str, str]
@@ -244,6 +259,11 @@ class Visits:
         return await self.client(request).carry_out_read(operation, None, read)
 
 
+def _is_busy(error: ApiError) -> bool:
+    """Whether a request with the same key is still being worked on."""
+    return error.status == 409 and error.retryable
+
+
 def _key(
     request: Request, operation: Operation[..., Any], sent: Mapping[str, str], digest: str
 ) -> Key | None:
@@ -251,7 +271,8 @@ def _key(
     name = sent.get("idempotency_key", "")
     if not operation.takes_idempotency_key or not SHAPE_OF_KEYS.fullmatch(name):
         return None
-    return Key(request.state.principal.client_id, f"console:{name}", digest, None)
+    # Whoever goes back and changes the form means another request.
+    return Key(request.state.principal.client_id, f"console:{name}:{digest}", digest, None)
 
 
 def _group(kind: type[S], settings: ServiceSettings) -> S:
@@ -299,7 +320,7 @@ def _body(model: type[BaseModel], fields: Mapping[str, Any]) -> BaseModel:
 def _nested(fields: Mapping[str, str]) -> dict[str, Any]:
     """The fields of a form as an object: `a.b` is in `a`, `a[]` is texts with commas, `a[0].b` is of a list of objects.
 
-    An empty field is absent.
+    An empty field is absent. Raises `InvalidRequestError` for a field that is given in two ways.
     """
     body: dict[str, Any] = {}
     for name, text in fields.items():
@@ -307,15 +328,17 @@ def _nested(fields: Mapping[str, str]) -> dict[str, Any]:
             continue
         if (place := IN_LIST.fullmatch(name)) is not None:
             members = body.setdefault(place[1], [])
-            if isinstance(members, list):
-                listed = cast("list[dict[str, str]]", members)
-                listed += [{} for _ in range(len(listed), int(place[2]) + 1)]
-                listed[int(place[2])][place[3]] = text
+            if not isinstance(members, list):
+                raise InvalidRequestError("a field of the form is given in two ways")
+            listed = cast("list[dict[str, str]]", members)
+            listed += [{} for _ in range(len(listed), int(place[2]) + 1)]
+            listed[int(place[2])][place[3]] = text
             continue
         group, dot, inner = name.removesuffix("[]").partition(".")
         value = [one.strip() for one in text.split(",")] if name.endswith("[]") else text
-        if not dot:
-            body[group] = value
-        elif isinstance(body.setdefault(group, {}), dict):
-            body[group][inner] = value
+        members = body.setdefault(group, {} if dot else value)
+        if not (isinstance(members, dict) if dot else members is value):
+            raise InvalidRequestError("a field of the form is given in two ways")
+        if dot:
+            members[inner] = value
     return body
