@@ -186,9 +186,7 @@ TOO_WIDE = """
 """
 
 
-def test_every_page_fits_at_400_percent(
-    served: dict[str, Any], window: Browser, axe: str
-) -> None:
+def test_every_page_fits_at_400_percent(served: dict[str, Any], window: Browser, axe: str) -> None:
     found: list[str] = []
     # What is left of 1280 x 1024 pixels.
     window.resize(320, 256)
