@@ -201,7 +201,7 @@ def test_a_hanging_request_is_slow_before_it_times_out_and_before_anybody_discon
     driven: Driven, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driven.meet(hang="0.5")
-    clock = SimpleNamespace(perf_counter=driven.minutes_later)
+    clock = SimpleNamespace(perf_counter=driven.minutes_later, monotonic=time.monotonic)
     for module in (generation, accounting, in_flight):
         monkeypatch.setattr(module, "time", clock)
 
