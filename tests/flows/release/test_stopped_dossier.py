@@ -110,7 +110,7 @@ def test_a_release_whose_rollback_is_incomplete_and_then_returned(dossiers: Doss
     result, said = dossiers.verified()
     assert result.outcome == "rollback_incomplete"
     assert f": rollback_incomplete ({result.reason})" in said
-    assert "looks of the rollout" in said
+    assert "checks of the rollout" in said
     [record] = list(dossiers.records)
     assert not record.has_ended
 
@@ -136,5 +136,5 @@ def test_a_release_that_was_killed_in_its_rollout(dossiers: Dossiers) -> None:
     assert result.candidate_deleted
     assert result.history
     assert ": aborted (abandoned)" in said
-    assert "looks of the rollout" in said
+    assert "checks of the rollout" in said
     assert "training gates" in said

@@ -111,10 +111,14 @@ def test_a_refusal_stands_beside_its_field_and_nothing_typed_is_lost(
 def test_a_field_that_no_job_has_is_refused(world: World) -> None:
     browser, before = signed_in(world.service), jobs(world.service)
     fields = form_of(browser, world.ids["ft_own"])
-    for more in ({"colour": "red"}, {"hyperparameters.colour": "red"}, {"hyperparameters": "red"}):
+    for more in (
+        {"colour": "vermilion"},
+        {"hyperparameters.colour": "vermilion"},
+        {"hyperparameters": "vermilion"},
+    ):
         answer = browser.post(CREATE, fields | more)
         assert answer.status_code in (400, 422)
-        assert "red" not in Markup(answer.text).text
+        assert "vermilion" not in Markup(answer.text).text
     assert jobs(world.service) == before
 
 
