@@ -235,7 +235,7 @@ class View:
         # Requests are counted when they end, so for as long as a slow one takes after a shift, some
         # were drawn by the split before.
         slow_ms = self.limits.very_slow_ms if self.limits else 0.0
-        # No limit of a whole answer is known then; 26.12.0 waited for one bucket.
+        # Without limits, or with those of a token, no duration of a whole answer is known. 26.12.0 did not wait then.
         if not self.is_of_first_release and (self.limits is None or self.limits.per_token):
             slow_ms = HANGING_MS
         length = timedelta(seconds=self.plan.bucket_seconds)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tests.unit.gates.rollouts import START, Rollout, Served, Steady, answer, in_flight, plan_with
+from tuneship.gates import canary
 from tuneship.gates.canary import replay
-from tuneship.gates.gate_types import GateReading
+from tuneship.gates.gate_types import GateReading, LatencyLimits
 from tuneship.gates.metrics.metrics_reader import read_series
 from tuneship.gates.metrics.series import Bucket, InFlightAges, RolloutSeries, Unusable
 from tuneship.gates.plan import CanaryPlan
@@ -235,6 +236,27 @@ def test_the_split_is_checked_by_itself_only_where_the_pipeline_sends_the_reques
     assert not plan_with().has_split_check
     assert plan_with(traffic=driver).has_split_check
     assert not plan_with(traffic=driver, split_check=False).has_split_check
+
+
+@pytest.mark.parametrize(
+    "limits", [None, LatencyLimits(1.0, 2.0, 3.0, 100, per_token=True)], ids=["none", "a token"]
+)
+def test_answers_in_flight_at_a_shift_are_not_missed_without_a_limit_of_whole_answers(
+    limits: LatencyLimits | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(bucket: int, weight: int) -> tuple[Served, Served]:
+        baseline, candidate = counted()(bucket, weight)
+        if bucket < 10:  # seconds
+            candidate = replace(candidate, requests=candidate.requests * 4 // 10)
+        return baseline, candidate
+
+    plan = plan_with(split_check=True, interval="1s", min_looks_per_step=12)
+    made = canary.make_view
+    monkeypatch.setattr(
+        canary, "make_view", lambda *given, **named: replace(made(*given, **named), limits=limits)
+    )
+    rollout = Rollout(plan, make, counts_callers=True).begin()
+    assert not any("split_mismatch" in rollout.look().reasons for _ in range(12))
 
 
 def test_a_step_s_first_bucket_and_slow_answers_say_nothing_about_its_split() -> None:

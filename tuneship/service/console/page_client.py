@@ -25,6 +25,8 @@ from tuneship.store.records.idempotency import Key
 
 P = ParamSpec("P")
 R = TypeVar("R")
+# The most that a page offers to choose from: the newest.
+MOST_LISTED = 100
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,9 @@ from tuneship.contract.deployments import get_deployment, list_deployments
 from tuneship.contract.endpoints import CanaryEndpoint, list_canary_endpoints, list_endpoints
 from tuneship.contract.errors import ResourceNotFound
 from tuneship.contract.jobs import ALIVE, get_job, list_jobs
-from tuneship.service.console.page_client import PageClient
+from tuneship.service.console.page_client import MOST_LISTED, PageClient
 from tuneship.service.console.words import short_id
 
-MOST_LISTED = 100
 
 
 @dataclass(frozen=True)

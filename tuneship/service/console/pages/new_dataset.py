@@ -5,13 +5,11 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from tuneship.contract.lines.dataset_lines import DatasetFormat
-from tuneship.contract.models import list_models
 from tuneship.service.console.forms import Choices
 from tuneship.service.console.page import page
 from tuneship.service.console.page_client import PageClient
 from tuneship.service.console.pages.dataset import by_code
-
-MOST_LISTED = 100
+from tuneship.service.console.pages.new_job import base_models
 
 
 @dataclass(frozen=True)
@@ -30,8 +28,4 @@ class NewDatasetView:
 @page("/console/datasets/new", is_live=False)
 async def new_dataset(client: PageClient) -> NewDatasetView:
     """The file goes to the service as it is read."""
-    bases: Choices = ()
-    if client.may(list_models):
-        found = (await client.models.list(limit=MOST_LISTED)).models
-        bases = [(one.id, one.name) for one in found if one.supported_fine_tuning]
-    return NewDatasetView([(one, one) for one in get_args(DatasetFormat)], bases)
+    return NewDatasetView([(one, one) for one in get_args(DatasetFormat)], await base_models(client))

@@ -9,10 +9,9 @@ from tuneship.contract.deployments import (
 from tuneship.contract.models import list_models
 from tuneship.service.console.forms import Choices, FormField, FormView, fields_of
 from tuneship.service.console.page import page
-from tuneship.service.console.page_client import PageClient
+from tuneship.service.console.page_client import MOST_LISTED, PageClient
 from tuneship.service.console.pages.new_job import instance_types
 
-MOST_LISTED = 100
 SIZE = ("min_replicas", "max_replicas", "auto_scaling", "compute_type", "instance_type")
 
 

@@ -17,11 +17,10 @@ from tuneship.service.console.forms import (
     limits_in_words,
 )
 from tuneship.service.console.page import page
-from tuneship.service.console.page_client import PageClient
+from tuneship.service.console.page_client import MOST_LISTED, PageClient
 from tuneship.service.console.rendering import place
 from tuneship.service.console.words import day
 
-MOST_LISTED = 100
 JOBS = ("Jobs", "/console/jobs")
 NONE_HELD_OUT = ("", "a tenth of the dataset")
 
@@ -31,15 +30,15 @@ async def new_job(
     client: PageClient, base_model: ModelId | None = None, dataset_id: DatasetId | None = None
 ) -> FormView:
     """The base model decides on limits and defaults, so it is chosen first."""
-    bases = await _base_models(client)
+    bases = await base_models(client)
     chosen = base_model or next((one for one, _ in bases), "")
     limits = await _limits(client, chosen)
     defaults = {name: one.default for name, one in limits.hyperparameters.items()} if limits else {}
     datasets = await _datasets(client)
     made = [
         FormField("model_name", "model_name"),
-        _chosen("dataset_id", dataset_id, datasets),
-        _chosen("validation_dataset_id", "", (NONE_HELD_OUT, *datasets)),
+        FormField("dataset_id", "dataset_id", dataset_id, choices=datasets),
+        FormField("validation_dataset_id", "validation_dataset_id", "", choices=(NONE_HELD_OUT, *datasets)),
         FormField(
             *("validation_frequency", "validation_frequency", 0.1, "share of an epoch, or steps")
         ),
@@ -72,9 +71,9 @@ async def tune_again(client: PageClient, job_id: JobId) -> FormView:
     datasets = await _datasets(client)
     made = [
         FormField("model_name", "model_name", job.model_name),
-        _chosen("base_model", job.base_model, await _base_models(client)),
-        _chosen("dataset_id", job.dataset_id, datasets),
-        _chosen("validation_dataset_id", job.validation_dataset_id, (NONE_HELD_OUT, *datasets)),
+        FormField("base_model", "base_model", job.base_model, choices=await base_models(client)),
+        FormField("dataset_id", "dataset_id", job.dataset_id, choices=datasets),
+        FormField("validation_dataset_id", "validation_dataset_id", job.validation_dataset_id, choices=(NONE_HELD_OUT, *datasets)),
         FormField("fine_tuning_method", "fine_tuning_method", job.fine_tuning_method),
         FormField(
             "validation_frequency",
@@ -151,7 +150,8 @@ async def instance_types(client: PageClient) -> Choices:
     return [(one.name, one.name) for one in found if one.available]
 
 
-async def _base_models(client: PageClient) -> Choices:
+async def base_models(client: PageClient) -> Choices:
+    """Those that can be tuned; none where the session may not read models."""
     if not client.may(list_models):
         return ()
     found = (await client.models.list(limit=MOST_LISTED)).models
@@ -168,11 +168,6 @@ async def _datasets(client: PageClient) -> Choices:
         for one in found
         if one.status == DatasetStatus.PROCESSED
     ]
-
-
-def _chosen(name: str, value: str | None, choices: Choices) -> FormField:
-    """A choice; a line of text where the session may not read what there is."""
-    return FormField(name, name, value, choices=choices)
 
 
 async def _limits(client: PageClient, base_model: str) -> ModelLimits | None:

@@ -12,9 +12,8 @@ from tuneship.contract.deployments import DeploymentListItem, DeploymentStatus
 from tuneship.contract.endpoints import list_canary_endpoints
 from tuneship.contract.generation import Generate
 from tuneship.service.console.page import page
-from tuneship.service.console.page_client import PageClient
+from tuneship.service.console.page_client import MOST_LISTED, PageClient
 
-MOST_LISTED = 100
 NUMBERS = ("temperature", "top_p", "max_tokens", "seed")
 
 

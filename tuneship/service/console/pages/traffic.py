@@ -7,10 +7,9 @@ from tuneship.contract.deployments import SERVING, list_deployments
 from tuneship.contract.endpoints import CanaryEndpoint, MemberShare
 from tuneship.service.console.forms import Choices, FormField, FormView
 from tuneship.service.console.page import page
-from tuneship.service.console.page_client import PageClient
+from tuneship.service.console.page_client import MOST_LISTED, PageClient
 from tuneship.service.console.rendering import place
 
-MOST_LISTED = 100
 MOST_MEMBERS = 10
 EMPTY_ROWS = 2
 ENDPOINTS = ("Endpoints", "/console/endpoints")
