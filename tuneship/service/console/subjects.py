@@ -11,7 +11,6 @@ from tuneship.service.console.page_client import MOST_LISTED, PageClient
 from tuneship.service.console.words import short_id
 
 
-
 @dataclass(frozen=True)
 class Reference:
     """Something that refers to the subject: its kind, its name, and its page below `/console`."""

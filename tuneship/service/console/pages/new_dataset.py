@@ -28,4 +28,6 @@ class NewDatasetView:
 @page("/console/datasets/new", is_live=False)
 async def new_dataset(client: PageClient) -> NewDatasetView:
     """The file goes to the service as it is read."""
-    return NewDatasetView([(one, one) for one in get_args(DatasetFormat)], await base_models(client))
+    return NewDatasetView(
+        [(one, one) for one in get_args(DatasetFormat)], await base_models(client)
+    )

@@ -38,9 +38,11 @@ async def new_job(
     made = [
         FormField("model_name", "model_name"),
         FormField("dataset_id", "dataset_id", dataset_id, choices=datasets),
-        FormField("validation_dataset_id", "validation_dataset_id", "", choices=(NONE_HELD_OUT, *datasets)),
         FormField(
-            *("validation_frequency", "validation_frequency", 0.1, "share of an epoch, or steps")
+            "validation_dataset_id", "validation_dataset_id", "", choices=(NONE_HELD_OUT, *datasets)
+        ),
+        FormField(
+            "validation_frequency", "validation_frequency", 0.1, "share of an epoch, or steps"
         ),
     ]
     values = {
@@ -73,7 +75,12 @@ async def tune_again(client: PageClient, job_id: JobId) -> FormView:
         FormField("model_name", "model_name", job.model_name),
         FormField("base_model", "base_model", job.base_model, choices=await base_models(client)),
         FormField("dataset_id", "dataset_id", job.dataset_id, choices=datasets),
-        FormField("validation_dataset_id", "validation_dataset_id", job.validation_dataset_id, choices=(NONE_HELD_OUT, *datasets)),
+        FormField(
+            "validation_dataset_id",
+            "validation_dataset_id",
+            job.validation_dataset_id,
+            choices=(NONE_HELD_OUT, *datasets),
+        ),
         FormField("fine_tuning_method", "fine_tuning_method", job.fine_tuning_method),
         FormField(
             "validation_frequency",
