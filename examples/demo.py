@@ -15,12 +15,14 @@ from typing import Any
 
 from demo_run import (
     DATA,
+    FEWEST_ROWS,
     ROOT,
     DemoRun,
     Memory,
     Result,
     emptied,
     exact_matches,
+    number_of_rows,
     running,
     say,
     summary,
@@ -33,7 +35,14 @@ ENDPOINT = "icd10-chapters"
 # So small a model learns with one thread: a second core helps as a second device.
 SERVICE_SETTINGS = {"TUNESHIP_TRAINING_DEVICES": str(min(2, os.cpu_count() or 1))}
 TRAINING: dict[str, Any] = {
-    "hyperparameters": {"learning_rate": 0.001, "batch_size": 16, "epochs": 2, "warmup_steps": 20},
+    "hyperparameters": {
+        "learning_rate": 0.001,
+        "batch_size": 16,
+        "epochs": 2,
+        "warmup_steps": 20,
+        # Two epochs do not overfit so small a model, and without dropout a step is computed faster.
+        "lora_dropout": 0,
+    },
     "validation_frequency": 0.5,
 }
 CANARY: dict[str, Any] = {
@@ -66,6 +75,8 @@ EVALUATION: dict[str, Any] = {
     "max_examples": 300,
     "max_tokens": 32,
 }
+# Half of the file: shuffled answers teach nothing more in twice the time.
+MISLABELLED_ROWS = 2_625
 COMMON: dict[str, Any] = {"model_name": ENDPOINT, "endpoint": {"name": ENDPOINT}}
 
 
@@ -100,7 +111,9 @@ def main() -> int:
         "--busy", action="store_true", help="other programs use this machine: no latency gates"
     )
     parser.add_argument(
-        "--rows", type=int, help="train and validate on the first so many rows of each file"
+        "--rows",
+        type=number_of_rows,
+        help=f"train and validate on the first so many rows of each file, {FEWEST_ROWS} or more",
     )
     parser.add_argument("--plain", action="store_true", help="write lines on a terminal, too")
     chosen = parser.parse_args()
@@ -138,7 +151,7 @@ Acts = Mapping[str, Result]
 
 
 def good_release(demo: Demo, _: Acts) -> tuple[Result, list[str]]:
-    """Merge the rows of two hospitals, tune a model on them and promote it over the base model."""
+    """Combine the rows of two hospitals, tune a model on them and promote it over the base model."""
     files = [demo.rows("hospital_a"), demo.rows("hospital_b")]
     release = demo.act(
         "== Act 1: a release. Two hospitals' diagnoses tune the base model",
@@ -158,8 +171,10 @@ def good_release(demo: Demo, _: Acts) -> tuple[Result, list[str]]:
 
 
 def bad_data(demo: Demo, _: Acts) -> tuple[Result, list[str]]:
-    """Train on shuffled answers, which the training gate refuses by comparing with the champion."""
-    data = {"files": [demo.rows("mislabelled")], "validation_file": demo.rows("validation")}
+    """Train on shuffled answers, which the training gate refuses by comparing with the baseline."""
+    rows = min(demo.max_rows or MISLABELLED_ROWS, MISLABELLED_ROWS)
+    files = [demo.run.rows("mislabelled", rows)]
+    data = {"files": files, "validation_file": demo.rows("validation")}
     once = {"hyperparameters": TRAINING["hyperparameters"] | {"epochs": 1}}
     refused = demo.act(
         "== Act 2: bad data. The same flow on rows with shuffled answers",
@@ -187,7 +202,7 @@ def bad_behaviour(demo: Demo, acts: Acts) -> tuple[Result, list[str]]:
     if not returned.get("candidate_deleted"):
         unmet.append("the candidate's deployment was not deleted")
     if demo.run.split(ENDPOINT).get(champion) != 100:
-        unmet.append("the endpoint does not serve the champion")
+        unmet.append("the endpoint does not serve the baseline")
     return returned, unmet
 
 
@@ -205,7 +220,7 @@ def worse_answers(demo: Demo, acts: Acts) -> tuple[Result, list[str]]:
     if not refused.get("candidate_deleted"):
         unmet.append("the candidate's deployment was not deleted")
     if demo.run.split(ENDPOINT).get(champion) != 100:
-        unmet.append("the endpoint does not serve the champion")
+        unmet.append("the endpoint does not serve the baseline")
     return refused, unmet
 
 

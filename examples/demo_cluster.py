@@ -1,4 +1,4 @@
-"""Runs the demo's three releases on a cluster of this machine, and kills a node in the middle of the first training.
+"""Runs the demo's releases on a cluster of this machine, and kills a node in the middle of the first training.
 
 PostgreSQL, an S3 server, Ray with two nodes, three services and a balancer are started in one folder, `.demo-cluster`,
 and end with this program (`deployments/cluster.py`). The release is promoted although the node that trained it is lost:
@@ -15,12 +15,14 @@ from pathlib import Path
 
 from demo import Demo, play
 from demo_run import (
+    FEWEST_ROWS,
     ROOT,
     SERVICE_SETTINGS,
     DemoRun,
     Memory,
     beside_prefect,
     emptied,
+    number_of_rows,
     say,
     shown,
     summary,
@@ -95,13 +97,19 @@ def running(folder: Path, cluster: TrialCluster) -> Generator[DemoRun]:
 
 
 def main() -> int:
-    """Run the three acts; 0 when each ended as it should and a node was killed."""
-    parser = argparse.ArgumentParser(description="Three releases on a cluster of this machine.")
+    """Run the acts; 0 when each ended as it should and a node was killed."""
+    parser = argparse.ArgumentParser(
+        description="The demo's releases on a cluster of this machine."
+    )
     parser.add_argument(
         "--folder", type=Path, default=ROOT / ".demo-cluster", help="emptied at the start"
     )
     parser.add_argument("--port", type=int, default=8800, help="of the balancer")
-    parser.add_argument("--rows", type=int, help="train on the first so many rows of each file")
+    parser.add_argument(
+        "--rows",
+        type=number_of_rows,
+        help=f"train on the first so many rows of each file, {FEWEST_ROWS} or more",
+    )
     chosen = parser.parse_args()
     started = time.monotonic()
     memory = Memory()

@@ -1,5 +1,6 @@
 """What the demos share: a service and a Prefect server in one folder, and runs of the flow against them."""
 
+import argparse
 import json
 import os
 import shutil
@@ -34,6 +35,8 @@ VALIDATION = str(DATA / "validation.jsonl")
 MARK = "emptied-by-the-demo"
 # In every folder, too: what the Prefect UI asks for.
 AUTH_FILE = "prefect-password"
+# Of fewer rows the evaluation, which needs 300 examples, could not prove what the acts are to show.
+FEWEST_ROWS = 400
 EXIT_CODES = {"promoted": 0, "rejected": 3, "rolled_back": 4}
 
 # For act 3, and for two sides that answer at once.
@@ -93,6 +96,13 @@ class DemoRun:
         cut = self.folder / file.name
         cut.write_text("".join(file.read_text().splitlines(keepends=True)[:most]))
         return str(cut)
+
+
+def number_of_rows(text: str) -> int:
+    """Return the value of `--rows`; raises argparse's error below `FEWEST_ROWS`."""
+    if not text.isdecimal() or int(text) < FEWEST_ROWS:
+        raise argparse.ArgumentTypeError(f"must be a whole number, {FEWEST_ROWS} or more")
+    return int(text)
 
 
 @contextmanager

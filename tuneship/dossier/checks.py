@@ -167,11 +167,16 @@ def _rollout(members: Mapping[str, bytes], found: Findings) -> None:
 
 
 def _without_sentences(facts: dict[str, Any]) -> dict[str, Any]:
-    """The facts of a rollout without their sentences, which another version of tuneship may word otherwise."""
+    """The facts of a rollout without their sentences, which another version of tuneship may word differently."""
     forecast = facts["forecast"]
     if isinstance(forecast, dict):
         forecast = cast("dict[str, Any]", forecast) | {"in_words": None}
     return facts | {"in_words": None, "forecast": forecast}
+
+
+def _without_notes(gates: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The gates without their notes, which another version of tuneship may word differently."""
+    return [gate | {"note": None} for gate in gates]
 
 
 def _result(members: Mapping[str, bytes], found: Findings) -> None:
@@ -218,7 +223,9 @@ def _training(members: Mapping[str, bytes], found: Findings) -> None:
     verdict = record.decide()
     decided = [dataclasses.asdict(gate) for gate in verdict.gates]
     gates = [gate for gate in result["training_gates"] if _is_of_training(gate)]
-    found.compare(f"{RESULT}.training_gates", gates, decided, TRAINING)
+    found.compare(
+        f"{RESULT}.training_gates", _without_notes(gates), _without_notes(decided), TRAINING
+    )
     found.compare(f"{RESULT}.model", result.get("model"), record.job.fine_tuned_model, TRAINING)
     found.decided.append(f"{len(decided)} training gates")
 

@@ -18,7 +18,9 @@ from tests.flows.release.dossier_changes import CHANGES, Members, bad_head, json
 from tests.support.service.evaluations import PLANTED, PlayedAnswers, right, rows
 from tests.support.service.in_process import jsonl
 from tests.system.faults.stage import Stage, Trainings
+from tuneship.cards.rendering import as_markdown
 from tuneship.cli.main import app
+from tuneship.contract.model_card import ModelCard
 from tuneship.dossier.archive import pack, unpack
 from tuneship.dossier.contents import MANIFEST, MEMBERS, written_manifest
 from tuneship.store.database import tables
@@ -237,6 +239,17 @@ def test_a_change_whose_digests_were_made_to_fit_is_named(
 def test_sentences_of_another_version_are_no_change(released: Released, members: Members) -> None:
     for path in (("in_words",), ("forecast", "in_words")):
         json_change("result.json", put(*path, value=["other words"]))(members)
+    gates = json.loads(members["result.json"])["training_gates"]
+    note = next(gate["note"] for gate in gates if gate["name"] == "T3 learned")
+    words = note.partition(":")[0].encode()
+    assert words in members["release.jsonl"]
+    card = hashlib.sha256(members["model_card.json"]).hexdigest().encode()
+    for name in members.keys() - {"training.json", MANIFEST}:
+        members[name] = members[name].replace(words, b"other words")
+    changed = ModelCard.model_validate_json(members["model_card.json"])
+    members["model_card.md"] = as_markdown(changed).encode()
+    new_card = hashlib.sha256(members["model_card.json"]).hexdigest().encode()
+    members["release.jsonl"] = members["release.jsonl"].replace(card, new_card)
     done = verified(released, with_manifest(members))
     assert done.exit_code == 0, done.output
 

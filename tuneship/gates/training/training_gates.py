@@ -64,7 +64,7 @@ class TrainingRules(StrictModel):
     champion_margin: float = Field(
         default=0.02,
         ge=0,
-        description="Nats by which the loss may exceed that of the model that serves now (the champion). At least "
+        description="Nats by which the loss may exceed that of the baseline, the model that serves now. At least "
         "1.5 % of its loss and at most 7.5 %, where the server publishes losses by row.",
     )
     max_validation_loss: float | None = Field(
@@ -269,7 +269,9 @@ def _beats(name: str, gain: Paired, share: float, note: str) -> GateResult:
 def _against_champion(evidence: Evidence) -> GateResult:
     name, champion, rows = "T4 champion", evidence.champion, evidence.rows
     if champion is None:
-        return GateResult(name, "not_available", evidence.best, note="no champion")
+        return GateResult(
+            name, "not_available", evidence.best, note="no tuned model serves there yet"
+        )
     if rows is not None and rows.compared and rows.compared_model == champion.model:
         worse = judged(rows, rows.served, rows.compared)
         if worse is not None:
@@ -285,10 +287,10 @@ def _against_champion(evidence: Evidence) -> GateResult:
     )
     best = champion.best_validation_loss
     if best is None or not math.isfinite(best) or not is_comparable:
-        return GateResult(name, "hold", evidence.best, note="not comparable with the champion")
+        return GateResult(name, "hold", evidence.best, note="not comparable with the baseline")
     limit = best + evidence.rules.champion_margin
     state = "pass" if evidence.best <= limit else "reject"
-    note = f"champion {best:.4g}; {evidence.without_rows}"
+    note = f"baseline {best:.4g}; {evidence.without_rows}"
     return GateResult(name, state, evidence.best, limit, note)
 
 
@@ -298,7 +300,7 @@ def _not_worse(name: str, rules: TrainingRules, worse: Paired, rows: int) -> Gat
     """
     champion, loss = worse.theirs, worse.ours
     margin = rules.margin(champion)
-    limit, note = champion + margin, f"worse than the champion's {champion:.4f} by {worse}"
+    limit, note = champion + margin, f"worse than the baseline's {champion:.4f} by {worse}"
     if worse.mean > margin and worse.mean - Z_1 * worse.error > 0:
         return GateResult(name, "reject", loss, limit, note)
     if worse.mean + Z_5 * worse.error <= 2 * margin:
@@ -387,7 +389,7 @@ def _enough_data(evidence: Evidence) -> GateResult:
 def _first_model(evidence: Evidence) -> GateResult:
     name, limit = "T9 first model", evidence.rules.max_validation_loss
     if evidence.champion is not None:
-        return GateResult(name, "not_available", note="there is a champion")
+        return GateResult(name, "not_available", note="a tuned model serves there already")
     if limit is not None:
         state = "pass" if evidence.best <= limit else "reject"
         return GateResult(name, state, evidence.best, limit)
