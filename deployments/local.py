@@ -91,6 +91,7 @@ class Local:
     def up(self) -> None:
         """Start what does not run. Raises `NotStarted`, `AtWork`, `CommandFailed`, and what the client raises."""
         with self._processes.alone():
+            self._refuse_another_project()
             self._refuse_taken_ports()
             self._ensure("service", self._start_service)
             client = self._client()
@@ -112,6 +113,17 @@ class Local:
             self._ensure("bridge", lambda: self._start_bridge(prefect))
             self._ensure("worker", lambda: self._start_worker(prefect))
         self.status()
+
+    def _refuse_another_project(self) -> None:
+        """Note whose processes these are. Raises `NotStarted` while another project's run, which has other flows."""
+        owner = self._local.run_dir / "project"
+        other = owner.read_text().strip() if owner.is_file() else str(PROJECT)
+        if other != str(PROJECT) and any(self._processes.running(name) for name in NAMES):
+            raise NotStarted(
+                f"the processes of the project {other} run: end them first (`down`), or give this project its own"
+                " TUNESHIP_DATA_DIR, TUNESHIP_RUN_DIR, TUNESHIP_PREFECT_DIR, TUNESHIP_BRIDGE_SECRET_FILE and ports"
+            )
+        owner.write_text(f"{PROJECT}\n")
 
     def _auth_string(self) -> str:
         """Read the string for which the Prefect server asks; draw it at the first `up`, and when the file is lost.

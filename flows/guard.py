@@ -32,6 +32,7 @@ from flows.rollout.result import RollbackIncomplete
 from flows.shared.release_events import publish_left
 from flows.upkeep.guard_form import GuardResult, GuardRules
 from flows.upkeep.watch import watch_endpoints
+from tuneship.contract.common import count
 from tuneship.prefect.connection import service_name
 from tuneship.settings import PipelineSettings
 
@@ -67,11 +68,11 @@ def guard(rules: GuardRules = DEFAULTS) -> GuardResult:
         )
         raise RollbackIncomplete(failed, f"not returned: {', '.join(stuck)}")
     log.info(
-        "%s: %d rollouts, %d releases, %d alarms",
+        "%s: %s, %s, %s",
         result.outcome,
-        len(rollouts),
-        len(releases),
-        len(alarms),
+        count(len(rollouts), "rollout"),
+        count(len(releases), "release"),
+        count(len(alarms), "alarm"),
     )
     return result
 

@@ -31,6 +31,7 @@ from flows.release.new_data import last_success, new_parts, parts_of
 from flows.release.result import ReleaseResult
 from flows.shared.errors import BadInput
 from flows.tune_and_deploy import tune_and_deploy
+from tuneship.contract.common import count
 from tuneship.settings import PipelineSettings
 
 
@@ -90,9 +91,11 @@ def _choose(
         return Skipped(reason="no_new_data", message=message)
     examples = sum(part.examples for part in new)
     if examples < minimum_new_examples:
-        message = f"{examples} new examples, {minimum_new_examples} are wanted"
+        message = f"{count(examples, 'new example')}, {minimum_new_examples} wanted"
         return Skipped(reason="too_little_new_data", message=message)
-    get_run_logger().info("%d of %d parts are new: %d examples", len(new), len(parts), examples)
+    get_run_logger().info(
+        "new: %d of %s, with %s", len(new), count(len(parts), "part"), count(examples, "example")
+    )
     if train_on == "everything":
         return data
     files = [part.file for part in new if part.file]
@@ -101,6 +104,7 @@ def _choose(
 
 
 if __name__ == "__main__":
+    from flows.release.release_run import result_of_this_process
     from flows.script.main import run_script
     from flows.script.picture_state import STAGES
 
@@ -108,4 +112,10 @@ if __name__ == "__main__":
         """Pass the file's fields to the flow."""
         return retrain(file.release, file.train_on, file.minimum_new_examples, file.dataset_id)
 
-    run_script(run, RetrainFile, "Train and release again when there is new data.", stages=STAGES)
+    run_script(
+        run,
+        RetrainFile,
+        "Train and release again when there is new data.",
+        result_of_this_process,
+        STAGES,
+    )

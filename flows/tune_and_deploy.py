@@ -40,6 +40,10 @@ from flows.release.training import judge, train
 from flows.rollout.opening import foresee
 from flows.rollout.result import RolloutResult
 from flows.shift_traffic import ready, shift_traffic
+from tasks.endpoints import NO_SUCH_ROUTE
+from tuneship.client import ApiError
+from tuneship.contract.errors import ModelNotFound
+from tuneship.prefect.connection import api
 
 
 @flow(
@@ -53,6 +57,17 @@ def tune_and_deploy(release: ReleaseParameters) -> ReleaseResult:
     """Tune a model, and shift traffic to it step by step while its gates allow it."""
     ready(release.canary)  # a plan that cannot run here is refused before anything is created
     chosen_trackers(release.tracking)  # and so is a setting that is wrong
+    name = "base_model" if release.model is None else "model"
+    # A typo must not wait for another release of the endpoint.
+    try:
+        api().models.get(str(getattr(release, name)))
+    except ApiError as error:
+        if isinstance(error, ModelNotFound):
+            text = error.message.replace("model_id", name, 1)
+            raise ModelNotFound(text, param=name) from None
+        # A bare server may be unable to say which models it has.
+        if error.status not in NO_SUCH_ROUTE:
+            raise
     with endpoint_lock(release.endpoint):
         run = begin(release)
         try:

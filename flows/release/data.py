@@ -21,6 +21,7 @@ from tasks.datasets import (
     upload_dataset,
     validate_dataset,
 )
+from tuneship.contract.common import count
 from tuneship.contract.datasets import CONTENT_TAG, DatasetMerge, DatasetStatus, DatasetUpload
 from tuneship.contract.lines.dataset_lines import DatasetFormat
 from tuneship.prefect.progress import report
@@ -86,11 +87,11 @@ def validate_files(data: TrainingData, base_model: str | None) -> None:
         verdict = validate_dataset(file, data.format, base_model)
         wrong = verdict.error_count or len(verdict.errors)
         get_run_logger().info(
-            "%s: %d examples, %d tokens, %s",
+            "%s: %s, %s, %s",
             file.name,
-            verdict.num_examples,
-            verdict.total_tokens,
-            "valid" if verdict.is_valid else f"{wrong} bad lines",
+            count(verdict.num_examples, "example"),
+            count(verdict.total_tokens, "token"),
+            "valid" if verdict.is_valid else count(wrong, "bad line"),
         )
         for suggestion in verdict.suggestions:
             get_run_logger().info("%s: %s", file.name, suggestion)
@@ -103,7 +104,9 @@ def validate_files(data: TrainingData, base_model: str | None) -> None:
         if not verdict.errors:
             bad.append(f"{file}: is not valid")
     if bad:
-        raise BadInput(f"the data was refused: {len(bad)} problem(s); nothing was created", bad)
+        raise BadInput(
+            f"the data was refused: {count(len(bad), 'problem')}; nothing was created", bad
+        )
 
 
 def upload_and_merge(data: TrainingData, name: str, run_key: str) -> Prepared:
@@ -169,9 +172,9 @@ def _merged(dataset_ids: Sequence[str], name: str, run_key: str) -> str:
     report("combine", 0, 0)
     merged = wait_for_dataset(merge_datasets(merge, run_key).id)
     get_run_logger().info(
-        "%d datasets are combined in %s: %d examples",
+        "%d datasets are combined in %s: %s",
         len(dataset_ids),
         merged.id,
-        merged.num_examples,
+        count(merged.num_examples, "example"),
     )
     return merged.id

@@ -8,15 +8,19 @@ saves double work: that traffic has one driver is ensured by the service and by 
 import hashlib
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from prefect import get_run_logger
+from prefect.runtime import flow_run
 
 from flows.forms.release_form import EndpointChoice
+from flows.release.record_file import ReleaseRecords
 from flows.shared.journal import FileLock
 from tasks.endpoints import NO_SUCH_ROUTE, get_canary_endpoint
-from tuneship.client import ApiError
-from tuneship.prefect.connection import service_name
+from tuneship.client import ApiError, TuneshipError
+from tuneship.host.durable import write_private
+from tuneship.prefect.connection import api, service_name
 from tuneship.settings import PipelineSettings
 
 POLL_SECONDS = 1.0
@@ -40,15 +44,35 @@ def endpoint_lock(endpoint: EndpointChoice) -> Generator[None]:
     if name in _held:
         yield
         return
-    folder = PipelineSettings().records.expanduser() / "turns"
-    lock = FileLock(folder / f"{name}.lock")
+    records = PipelineSettings().records
+    holder = records.expanduser() / "turns" / f"{name}.run"
+    lock = FileLock(holder.with_suffix(".lock"))
     if not lock.take():
-        get_run_logger().info("waiting: another release of this endpoint is in progress")
+        get_run_logger().info(
+            "waiting: %s of this endpoint is in progress", _named(holder, ReleaseRecords(records))
+        )
         while not lock.take():
             time.sleep(POLL_SECONDS)
     _held.add(name)
+    with suppress(OSError):  # a full disk must not stop a release: whoever waits sees no name
+        write_private(holder, str(flow_run.root_flow_run_id))
     try:
         yield
     finally:
         _held.discard(name)
         lock.release()
+
+
+def _named(holder: Path, records: ReleaseRecords) -> str:
+    """The release whose flow run this file names, by its id at the service and its run key where they are known."""
+    with suppress(OSError):
+        record = records.of_flow_run(holder.read_text())
+        if record is not None:
+            with suppress(
+                TuneshipError
+            ):  # a service without releases, or a key without their scope
+                found = api().releases.list(limit=1, run_key=record.run_key).releases
+                if found:
+                    return f"release {found[0].id} (run key {record.run_key})"
+            return f"the release with the run key {record.run_key}"
+    return "another release"

@@ -12,6 +12,7 @@ from flows.release.local_files import questions
 from flows.release.result import Accuracy
 from flows.rollout.traffic_driver import read_prompts
 from tasks.sample_answers import answer_prompts
+from tuneship.contract.common import count
 from tuneship.gates.gate_result import GateResult
 from tuneship.gates.smoke_test import judge_smoke
 
@@ -92,8 +93,8 @@ def measure_accuracy(
     ]
     accuracy = Accuracy(rows=len(rows), before=right[0], after=right[1])
     get_run_logger().info(
-        "exact match on %d validation rows: %.1f %% before, %.1f %% after",
-        accuracy.rows,
+        "exact match on %s: %.1f %% before, %.1f %% after",
+        count(accuracy.rows, "validation row"),
         100 * accuracy.before / accuracy.rows,
         100 * accuracy.after / accuracy.rows,
     )

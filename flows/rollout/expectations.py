@@ -164,7 +164,7 @@ def _last_hour(
 
 
 def _longest(plan: CanaryPlan) -> str:
-    return f"{plan.longest_step_seconds / 3600.0:.3g} hours"
+    return f"{plan.longest_step_seconds / 3600.0:.3g} h"
 
 
 def _share(part: int, whole: int) -> float:

@@ -13,6 +13,7 @@ from tuneship.cards.markdown import code, sentence, table
 from tuneship.gates.record import Look, RolloutRecord, Verdict
 from tuneship.gates.reports.tables import gate_table, look_table, share, threshold_table
 from tuneship.gates.reports.words import (
+    all_in_words,
     driver_in_words,
     forecast_in_words,
     gates_in_words,
@@ -25,8 +26,11 @@ from tuneship.prefect.progress import report
 def report_look(split: RolloutSplit, look: Look) -> None:
     """Report progress; where the split changes, write a log line and the page."""
     why = ", ".join(look.reasons) or look.reason
-    needed = f" ({look.needed})" if look.needed else ""
-    report("canary", look.weight, 100, f"check {look.number}: {look.verdict} {why}{needed}")
+    # Records say look; people read check.
+    needed = f" ({look.needed.replace('look', 'check')})" if look.needed else ""
+    reasons = look.reasons or [look.reason]
+    said = str(look.verdict) if reasons == ["none"] else f"{look.verdict}, {all_in_words(reasons)}"
+    report("canary", look.weight, 100, f"check {look.number}: {said}{needed}".replace("`", ""))
     # Most looks hold: a line and a page for each would bury the rest.
     if look.verdict is Verdict.HOLD:
         return

@@ -17,6 +17,7 @@ from flows.shared.approval import (
     withdraw,
 )
 from tuneship.cards.markdown import code, table
+from tuneship.contract.common import count
 from tuneship.gates.plan import CanaryPlan
 from tuneship.gates.record import ApprovalAnswered, ApprovalAsked, Phase, RolloutRecord
 from tuneship.gates.reports.tables import evidence_table
@@ -43,7 +44,7 @@ def ask_for_approval(split: RolloutSplit) -> None:
 def question_text(record: RolloutRecord, plan: CanaryPlan) -> str:
     """The text above the form."""
     candidate, baseline = code(plan.candidate_deployment_id), code(plan.baseline_deployment_id)
-    bake = f"It then bakes at {plan.bake_weight or 100} % for {plan.bake_looks} looks"
+    bake = f"It then bakes at {plan.bake_weight or 100} % for {count(plan.bake_looks, 'check')}"
     bake += " before it gets the rest." if plan.bake_weight else "."
     text = [
         f"## Give {candidate} all traffic of {code(record.begun.endpoint_id)}?",

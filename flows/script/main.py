@@ -8,7 +8,7 @@ import argparse
 import json
 import sys
 import traceback
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,6 +46,8 @@ from flows.shared.signals import Stopped, ignore_stops, stop_once, uninterrupted
 from tuneship.cli.parameter_files import UnreadableParameters, mapping_in, problems_of
 from tuneship.client import ApiError, BadResponse, ServiceUnreachable, TuneshipError
 from tuneship.client.error_text import error_text
+from tuneship.contract.common import count
+from tuneship.gates.reports.words import OUTCOMES, in_words
 from tuneship.host.durable import write_private
 from tuneship.prefect.connection import api, connect, disconnect
 from tuneship.prefect.waits import DeploymentNotRunning, JobOverdue
@@ -70,6 +72,9 @@ EXPECTED = (
     DeploymentNotRunning,
 )
 FLUSH_SECONDS = 5.0
+STOPPED = "stopped"
+# Reasons of a rollout whose traffic was returned because its run was stopped.
+BY_THE_STOP = ("cancelled", "error")
 # Reasons in the result. A refusal has the service's code instead, and every other expected error "failed".
 REASONS = (
     (BadInput, "bad_input"),
@@ -179,8 +184,8 @@ def load_parameters(file: Path, parameters: type[Parameters]) -> Parameters:
             json.dumps(content), context={DIRECTORY: file.resolve().parent}
         )
     except ValidationError as error:
-        problems = problems_of(error, content)
-        raise BadInput(f"{file}: {len(problems)} problem(s)", problems) from None
+        problems = problems_of(error, content, parameters)
+        raise BadInput(f"{file}: {count(len(problems), 'problem')}", problems) from None
 
 
 def _arguments(description: str, parameters: type[BaseModel]) -> argparse.Namespace:
@@ -234,32 +239,52 @@ def _run(script: "Script[Parameters]", params: Path | None, screen: Screen) -> E
             stop = stopping_signal(error)
             with uninterrupted():
                 ending = _ending_after(stop if isinstance(stop, STOPS) else error)
-                return replace(ending, result=_result_after(script, ending, screen))
+                return _with_what_was_done(script, ending, screen)
     code = EXIT_CODES.get(outcome.outcome, 1)
     return Ending(outcome.model_dump(mode="json"), "", code)
 
 
-def _result_after(script: "Script[Any]", ending: Ending, screen: Screen) -> dict[str, Any]:
-    """The result of a run that was stopped: what it had done, as far as that is known, and why it ended."""
+def _with_what_was_done(script: "Script[Any]", ending: Ending, screen: Screen) -> Ending:
+    """The ending of a run that was stopped, with what it had done, as far as that is known."""
     try:
         left = script.when_stopped() if script.when_stopped else None
     except Exception as fault:  # noqa: BLE001 - the exit code stays, whatever the run has left
         screen.say(f"what the run had done is not known ({type(fault).__name__})", "bold red")
         left = None
     if left is None:
-        return ending.result
+        return ending
     known = left.model_dump(mode="json")
     # A rollout has ended with a reason of its own.
     why = () if known.get("rollout_id") else ("reason",)
-    return known | {
+    result = known | {
         name: ending.result[name] for name in ("message", *why) if name in ending.result
     }
+    message = ending.message
+    if message == STOPPED:
+        message = f"{STOPPED}: {_how_it_is_left(result)}"
+    return replace(ending, result=result, message=message)
+
+
+def _how_it_is_left(result: Mapping[str, Any]) -> str:
+    """Say where the traffic of a stopped release is, and how to continue."""
+    outcome, reason = str(result["outcome"]), str(result["reason"])
+    if outcome != "aborted":
+        said = OUTCOMES[outcome]
+    elif result.get("rollout_id") is None:
+        said = "No traffic was shifted."
+    elif reason in BY_THE_STOP:
+        said = OUTCOMES["rolled_back"]
+    else:
+        said = f"The rollout had ended: {in_words(reason)}."
+    if outcome != "promoted":
+        said += " Run the same command to begin again; the service keeps the uploaded data."
+    return f"{said[0].lower()}{said[1:]} Record: {result['record']}"
 
 
 def _stopped(stop: BaseException) -> Ending:
     code = stop.exit_code if isinstance(stop, Stopped) else 130
     code = 143 if isinstance(stop, TerminationSignal) else code
-    return Ending(_aborted("cancelled", "stopped by a signal"), "stopped", code)
+    return Ending(_aborted("cancelled", "stopped by a signal"), STOPPED, code)
 
 
 @contextmanager
@@ -294,11 +319,12 @@ def _ending_after(error: BaseException) -> Ending:
         if isinstance(error, ApiError):
             # Details name fields, lines and codes; the service never echoes the input.
             reason, message = error.sent_code, error_text(error)
-        elif isinstance(error, ServiceUnreachable) and (url := ClientSettings().url):
-            host = urlsplit(url).netloc.rpartition("@")[2]
-            message = (
-                f"{error}: is {host} (TUNESHIP_URL) the address of the service, and does it run?"
-            )
+        elif isinstance(error, ServiceUnreachable):
+            # Without the variable it was a service of this machine, perhaps that of another script.
+            message = f"{error}: the service of this machine has ended; `tuneship serve` keeps one running"
+            if url := ClientSettings().url:
+                host = urlsplit(url).netloc.rpartition("@")[2]
+                message = f"{error}: is {host} (TUNESHIP_URL) the address of the service, and does it run?"
         return Ending(_aborted(reason, message), message, 1)
     if is_refused(error):
         return Ending(_aborted("bad_input", REFUSED_BY_PREFECT), REFUSED_BY_PREFECT, 1)

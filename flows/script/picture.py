@@ -27,6 +27,7 @@ from tuneship.cli.live import (
     sparkline,
 )
 from tuneship.cli.output import one_line
+from tuneship.contract.common import count
 from tuneship.gates.reports.words import OUTCOMES, in_words
 from tuneship.prefect.progress import TaskProgress
 
@@ -211,7 +212,9 @@ class ReleasePicture:
             rows.append((self._work[0].work, self._bars))
         if state.examples is not None:
             training, validation = state.examples
-            rows.append(("data", Text(f"{training:,} examples, {validation:,} for validation")))
+            rows.append(
+                ("data", Text(f"{count(training, 'example')}, {validation:,} for validation"))
+            )
         if state.losses:
             rows.append(("loss", self._loss(width)))
         if state.checks:

@@ -161,3 +161,15 @@ def test_a_file_that_holds_no_string_of_a_prefect_server_is_an_error_that_names_
     local.auth_file.write_text("a password alone\n")
     with pytest.raises(NotStarted, match=rf"{local.auth_file} needs one line"):
         local._auth_string()
+
+
+def test_an_up_beside_the_processes_of_another_project_starts_nothing(tmp_path: Path) -> None:
+    processes = ProcessFolder(tmp_path)
+    processes.start("worker", SLEEP, os.environ, lambda: True)
+    (tmp_path / "project").write_text("/srv/another\n")
+    try:
+        with pytest.raises(NotStarted, match=r"the processes of the project /srv/another run"):
+            Local(LocalSettings(run_dir=tmp_path), ServiceSettings(data_dir=tmp_path)).up()
+        assert processes.running("service") is None
+    finally:
+        processes.stop("worker")

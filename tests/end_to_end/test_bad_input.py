@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from flows.forms.release_form import EndpointChoice
+from flows.release.endpoint_lock import endpoint_lock
 from flows.release.record_file import ReleaseRecords
 from tests.end_to_end.conftest import ROOT, RunningServices
 from tests.support.waiting import until
 from tuneship.client import Client
 from tuneship.contract.jobs import JobStatus
+from tuneship.prefect.connection import connect, disconnect
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 PATIENCE_S = 600.0
@@ -65,7 +68,7 @@ def test_a_data_file_that_does_not_exist_is_named(
 
 def test_an_unknown_key_is_named(services: RunningServices, tmp_path: Path) -> None:
     said = refused(services, tmp_path, release(ROWS, learning_rat=0.1))
-    assert "learning_rat: is not a known key" in said
+    assert "learning_rat: is not a known key (did you mean learning_rate?)" in said
 
 
 def test_prompts_that_do_not_exist_are_refused_before_anything_is_made(
@@ -76,8 +79,17 @@ def test_prompts_that_do_not_exist_are_refused_before_anything_is_made(
     assert "none.jsonl" in said
 
 
-def test_an_unknown_base_model_is_refused(services: RunningServices, tmp_path: Path) -> None:
-    code, said, result = services.release(tmp_path, release(ROWS, base_model="no-such-model"))
+def test_an_unknown_base_model_is_refused_without_waiting_for_another_release(
+    services: RunningServices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = release(ROWS, base_model="no-such-model")
+    monkeypatch.setenv("TUNESHIP_RECORDS", services.environment["TUNESHIP_RECORDS"])
+    connect(services.settings)
+    try:
+        with endpoint_lock(EndpointChoice.model_validate(wanted["endpoint"])):
+            code, said, result = services.release(tmp_path, wanted)
+    finally:
+        disconnect()
     assert (code, result["reason"]) == (1, "model_not_found"), said
     assert "the base models are tuneship-tiny" in said
     assert "Traceback" not in said

@@ -5,6 +5,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,8 @@ RETIRED = re.compile(
 COMMENT = re.compile(r"(?:^|\s)# .*")
 # The name of a column of the database: versions of a rolling upgrade share it.
 KEPT_NAMES = {"epochs_told"}
+# Behind a number: "1 files" is not English.
+PLURAL = re.compile(r" (?!characters|pass)[a-z]+s\b")
 LONGEST_SUMMARY = 240
 
 
@@ -136,6 +139,23 @@ def test_no_page_for_users_uses_a_word_of_the_code() -> None:
     ]
     assert len(pages) > 30
     assert found == []
+
+
+def test_no_message_writes_a_plural_behind_a_number_that_may_be_one() -> None:
+    found: list[str] = []
+    for file in (one for room in ROOMS for one in sorted((ROOT / room).rglob("*.py"))):
+        for node in ast.walk(ast.parse(file.read_text())):
+            parts = node.values if isinstance(node, ast.JoinedStr) else []
+            for number, text in pairwise(parts):
+                match number, text:
+                    case (
+                        ast.FormattedValue(value=ast.Call(func=ast.Name(id="len"))),
+                        ast.Constant(value=str(after)),
+                    ) if PLURAL.match(after):
+                        found.append(f"{file.relative_to(ROOT)}:{number.lineno}{after}")
+                    case _:
+                        pass
+    assert found == [], "`count` of tuneship/contract/common.py writes `1 file` and `2 files`"
 
 
 def test_every_class_has_a_name_of_its_own(texts: SourceTexts) -> None:

@@ -27,6 +27,7 @@ from tuneship.cli.output import (
 from tuneship.cli.parameters import arguments_of, parameters_of, request_options
 from tuneship.cli.streams import show_entries, show_generation
 from tuneship.cli.uploads import opened_file, opened_folder, progress_bar
+from tuneship.contract.common import count
 from tuneship.contract.declaring.operation import JSON_LINES
 
 if TYPE_CHECKING:  # starts slowly
@@ -133,7 +134,7 @@ def _download(
     if as_json:
         show_json({"folder": str(folder), "files": files})
     else:
-        write(f"{len(files)} files in {folder}")
+        write(f"{count(len(files), 'file')} in {folder}")
 
 
 def show_reply(verb: DeclaredVerb, reply: Any, as_json: bool) -> None:
@@ -150,9 +151,9 @@ def show_reply(verb: DeclaredVerb, reply: Any, as_json: bool) -> None:
         show_rows(content[place[0]], columns_of(place[1]))
         pages = content.get("pagination") or {}
         if pages.get("next_offset") is not None:
-            count = len(content[place[0]])
+            shown = len(content[place[0]])
             note(
-                f"{count} of {pages['total']}: --offset {pages['next_offset']} continues, --all fetches every one"
+                f"{shown} of {pages['total']}: --offset {pages['next_offset']} continues, --all fetches every one"
             )
 
 

@@ -4,10 +4,11 @@ The flows' scripts and the command line read their files by this, so that one mi
 """
 
 import json
+from difflib import get_close_matches
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 # Pydantic's error types for keys of a file, in plain words.
 PROBLEMS = {
@@ -59,8 +60,13 @@ class _UniqueKeys(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def problems_of(error: ValidationError, content: Any) -> list[str]:
-    """One line for each refused field; pydantic reports a union once for each of its members."""
+def problems_of(
+    error: ValidationError, content: Any, model: type[BaseModel] | None = None
+) -> list[str]:
+    """One line for each refused field; pydantic reports a union once for each of its members.
+
+    `model`: that of the content, whose keys are suggested for one that is misspelt.
+    """
     lines: dict[str, list[str]] = {}
     for problem in error.errors(include_url=False, include_input=False):
         kind, location = problem["type"], problem["loc"]
@@ -80,8 +86,19 @@ def problems_of(error: ValidationError, content: Any) -> list[str]:
             keys.append(str(param))
         wrong = PROBLEMS.get(kind, "").format_map(context)
         wrong = wrong or problem["msg"].removeprefix("Value error, ")
+        if kind == "extra_forbidden" and model is not None:
+            wrong += _suggestion(keys[-1] if keys else "", model)
         if context.get("min_length") == 1:
             wrong = "must not be empty"
         place = ".".join(keys) or "parameters"
         lines.setdefault(place, []).append(wrong.replace("Input should", "should", 1))
     return [f"{place}: {', or '.join(dict.fromkeys(wrong))}" for place, wrong in lines.items()]
+
+
+def _suggestion(key: str, model: type[BaseModel]) -> str:
+    """A key of the model, or of a model inside it, that is spelt almost like this one; empty if there is none."""
+    schema = model.model_json_schema()
+    parts = (schema, *schema.get("$defs", {}).values())
+    known = {name for part in parts for name in part.get("properties", ())}
+    near = get_close_matches(key, known - {key}, n=1)
+    return f" (did you mean {near[0]}?)" if near else ""

@@ -275,16 +275,20 @@ def body_of(
             content[name] = {**known, **value}
         else:
             content[name] = value
-    return _checked(lambda: model.model_validate_json(json.dumps(content)), content)
+    return _checked(lambda: model.model_validate_json(json.dumps(content)), content, model)
 
 
-def _checked(validate: Callable[[], Any], content: Mapping[str, Any]) -> Any:
+def _checked(
+    validate: Callable[[], Any],
+    content: Mapping[str, Any],
+    model: type[BaseModel] | None = None,
+) -> Any:
     from tuneship.cli.parameter_files import problems_of  # noqa: PLC0415 - starts slowly
 
     try:
         return validate()
     except ValidationError as error:
-        raise BadField("; ".join(problems_of(error, content))) from None
+        raise BadField("; ".join(problems_of(error, content, model))) from None
 
 
 def arguments_of(operation: Operation[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from tuneship.cli.output import is_terminal, note, one_line, readable, show_json, write
-from tuneship.contract.common import render_time_ms
+from tuneship.contract.common import count, render_time_ms
 from tuneship.contract.generation import GeneratedText, Generation
 from tuneship.contract.reports.job_reports import JobLogEntry, JobStep
 from tuneship.contract.schemas.tools import WrittenCall
@@ -58,7 +58,8 @@ def _show_end(generation: Generation) -> None:
     for other in (generation.choices or ())[1:]:
         write("\n" + _shown(other.completion))
         _show_calls(other.tool_calls)
-    note(f"({generation.usage.completion_tokens} tokens, {one_line(generation.finish_reason)})")
+    tokens = count(generation.usage.completion_tokens, "token")
+    note(f"({tokens}, {one_line(generation.finish_reason)})")
 
 
 def _show_calls(calls: Iterable[WrittenCall] | None) -> None:

@@ -9,13 +9,16 @@ file is data.
 import csv
 import math
 import os
+import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, cast
 
+from tuneship.contract.common import count
 from tuneship.contract.declaring.verbs import Columns, Source
 from tuneship.contract.errors import SourceError
 from tuneship.contract.lines import strict_json
@@ -25,6 +28,7 @@ from tuneship.contract.lines.line_fields import ALIASES, FIELDS, STRUCTURED_FIEL
 from tuneship.contract.lines.reading_lines import BYTE_ORDER_MARK, is_longer, lines_up_to
 
 Record = dict[str, Any]
+QUOTED = re.compile(r'"[^"]*"')
 # Rows in memory at a time, where a source hands out several. A row may have megabytes.
 ROWS_AT_A_TIME = 100
 PARQUET_BUFFER_BYTES = 1 << 20
@@ -194,7 +198,11 @@ def _from_csv(file: BinaryIO, name: str, columns: Columns | None) -> Iterator[Re
     # A quote that is not closed would make one field of the rest of the file. One limit holds for all readers of the
     # process, at first 128 KiB. It is raised and never lowered, since others may rely on a higher one.
     csv.field_size_limit(max(LINE_LIMIT_BYTES, csv.field_size_limit()))
-    reader = csv.reader(_decoded(_lines(file, name), name), strict=True)
+    lines = _decoded(_lines(file, name), name)
+    first = next(lines, "")
+    # Where numbers are written with a comma, spreadsheets separate cells by semicolons.
+    mark = next((one for one in ",;\t" if one in QUOTED.sub("", first)), ",")
+    reader = csv.reader(chain([first] if first else [], lines), delimiter=mark, strict=True)
     places: dict[str, int] | None = None
     width, start = 0, 1
     try:
@@ -207,13 +215,17 @@ def _from_csv(file: BinaryIO, name: str, columns: Columns | None) -> Iterator[Re
             if places is None and reader.line_num == 1 and found in (["sep="], ["sep=,"]):
                 continue  # a word to Excel
             if places is None:
-                if len(found) == 1 and any(mark in found[0] for mark in ";\t|"):
-                    raise SourceError(f"{where}: cells must be separated by commas")
+                if len(found) == 1 and "|" in found[0]:
+                    raise SourceError(
+                        f"{where}: cells must be separated by commas, semicolons or tabs"
+                    )
                 found, width = [cell.strip() for cell in found], len(found)
                 chosen = _chosen(f"{where} (the names of the columns)", found, columns)
                 places = {field: found.index(column) for field, column in chosen.items()}
             elif found and len(found) != width:
-                raise SourceError(f"{where}: has {len(cells)} cells, and the first line {width}")
+                raise SourceError(
+                    f"{where}: has {count(len(cells), 'cell')}, and the first line {width}"
+                )
             elif any(found):  # a blank line is no row
                 yield _record(where, [(field, found[at] or None) for field, at in places.items()])
     except csv.Error as error:
@@ -235,7 +247,9 @@ def _decoded(lines: Iterable[bytes], name: str) -> Iterator[str]:
         try:
             yield line.decode()
         except UnicodeDecodeError:
-            raise SourceError(f"{name}, line {number}: is not UTF-8") from None
+            raise SourceError(
+                f"{name}, line {number}: is not UTF-8: save the file as UTF-8"
+            ) from None
 
 
 def _from_parquet(file: BinaryIO, name: str, columns: Columns | None) -> Iterator[Record]:

@@ -180,6 +180,11 @@ Ticket = Annotated[str, Field(pattern=r"^[A-Z0-9-]{1,32}$")]
 Int64 = Annotated[int, Field(le=2**63 - 1)]
 
 
+def count(value: int, one: str, many: str | None = None) -> str:
+    """How many there are of something: `1 job`, `2 jobs`."""
+    return f"{value:,} {one if value == 1 else many or one + 's'}"
+
+
 def render_time(moment: datetime) -> str:
     """The time as `YYYY-MM-DDThh:mm:ssZ` (§1)."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

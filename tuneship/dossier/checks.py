@@ -13,6 +13,7 @@ from pydantic_core import to_jsonable_python
 
 from tuneship.cards.rendering import as_markdown
 from tuneship.contract.audit import AuditHead, signed_text
+from tuneship.contract.common import count
 from tuneship.contract.evaluations import GraderReport, SliceReport
 from tuneship.contract.model_card import CardGate, ModelCard
 from tuneship.dossier.archive import MAX_BYTES, NoDossier, pack, unpack
@@ -150,7 +151,7 @@ def _rollout(members: Mapping[str, bytes], found: Findings) -> None:
         if place := first_difference(recorded, decided):
             raise ValueError(f"look {recorded.number}{place}")
         looks += 1
-    found.decided.append(f"{looks} checks of the rollout")
+    found.decided.append(f"{count(looks, 'check')} of the rollout")
     result = mapping_of(members[RESULT])
     said = result.get("outcome"), result.get("reason")
     # A paused rollout may have gone on after the result was written.

@@ -177,7 +177,7 @@ def _warnings(view: View) -> tuple[str, ...]:
 
 
 def _needed(view: View, ruling: Ruling) -> str:
-    """Describe what is still missing for a decision, in requests and checks as far as known."""
+    """Describe what is still missing for a decision, in requests and looks as far as known."""
     if ruling.verdict is not Verdict.HOLD:
         return ""
     lacking = view.plan.min_requests_per_step - view.step_requests
@@ -195,5 +195,4 @@ def _needed(view: View, ruling: Ruling) -> str:
         return f"{lacking} more requests"
     # Looks without new data bring no requests, so the rate is counted by those that did. Rounded up.
     looks = -(-lacking * with_data // view.step_requests)
-    word = "check" if looks == 1 else "checks"
-    return f"{lacking} more requests, about {looks} {word}"
+    return f"{lacking} more requests, about {looks} looks"

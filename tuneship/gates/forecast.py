@@ -69,7 +69,7 @@ def forecast(plan: CanaryPlan, today: Today, gates: Sequence[Gate]) -> Forecast:
     expected = requests * plan.known_steps[0] / 100.0
     if expected < plan.min_requests_per_step:
         why = (
-            f"{plan.known_steps[0]} % of the requests that come within {minutes / 60:.3g} hours are about"
+            f"{plan.known_steps[0]} % of the requests that come within {minutes / 60:.3g} h are about"
             f" {expected:.2g}, fewer than the {plan.min_requests_per_step} that a step needs"
         )
         return Forecast(unprovable=(Unprovable(INSUFFICIENT_DATA, why),))

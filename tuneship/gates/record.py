@@ -177,8 +177,7 @@ class Look:
     # The candidate's requests at this step, or those that it should have had by the baseline's, where these are more.
     # None: a look of 26.12.0, which counted by `step_requests`.
     step_traffic: int | None = None
-    # A sentence, which another version of tuneship may word differently.
-    needed: str = field(default="", compare=False)
+    needed: str = ""
     gates: tuple[GateReading, ...] = ()
     thresholds: tuple[ThresholdReading, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -58,7 +58,8 @@ def weight_files(folder: Path) -> WeightFiles:
         raise WeightsFault("it has no safetensors file")
     if len(found) > 1:
         raise WeightsFault(
-            f"it has {len(found)} safetensors files, and neither {SINGLE} nor {INDEX}, which says what they hold"
+            f"it has several safetensors files ({len(found)}), and neither {SINGLE} nor {INDEX}, which says what they "
+            "hold"
         )
     return WeightFiles(tuple(found))
 

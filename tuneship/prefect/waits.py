@@ -225,7 +225,8 @@ def _progress(jobs: Sequence[Job]) -> float:
         detail = f"epoch {job.current_epoch}/{job.total_epochs}  training loss {training:.3f}"
         losses["training"] = training
         if job.validation_loss is not None:
-            detail += f"  validation loss {job.validation_loss:.3f}"
+            # Measured every now and then: the line is of a later step.
+            detail += f"  last validation loss {job.validation_loss:.3f}"
             losses["validation"] = job.validation_loss
     report("training", done, total, detail, **losses)
     return 100.0 * done / total if total else 0.0

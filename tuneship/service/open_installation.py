@@ -13,6 +13,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from tuneship.contract.common import count
 from tuneship.host.startup import StartupError
 from tuneship.security.master_key import derived_secret, read_or_make_secret, read_secret
 from tuneship.service.access.data_keys import AnotherMasterKey
@@ -194,10 +195,10 @@ def _report_lost_changes(url: str) -> None:
     pages = lost_pages(Path(parsed.database))
     if pages:
         text = (
-            "changes that were acknowledged are missing: the last %d pages of the write-ahead log %s-wal were "
-            "cut off, damaged or removed while no service ran (docs/operations.md)"
+            "changes that were acknowledged are missing: %s at the end of the write-ahead log %s-wal, cut off, "
+            "damaged or removed while no service ran (docs/operations.md)"
         )
-        logger.error(text, pages, parsed.database)
+        logger.error(text, count(pages, "page"), parsed.database)
 
 
 def direct_url_of(settings: ServiceSettings) -> str:
@@ -260,7 +261,8 @@ def _lost_files(blobs: Blobs, named: Set[str]) -> str | None:
     what = "mount or restore that folder"
     if blobs.is_remote:
         what = "copy the files of the data directory there"
-    return f"none of the {len(named)} datasets and models that the database names is in {blobs.place}: {what}"
+    wanted = count(len(named), "dataset or model", "datasets and models")
+    return f"of {wanted} that the database names, none is in {blobs.place}: {what}"
 
 
 def _check_files(

@@ -5,6 +5,7 @@ from collections.abc import Set
 from pathlib import Path
 
 from tuneship.agents.training_agents import TrainingAgents
+from tuneship.contract.common import count
 from tuneship.service.catalogues.adding import sweep
 from tuneship.service.catalogues.origins import added_folder
 from tuneship.service.context.parts import Parts
@@ -42,12 +43,12 @@ def recover(parts: Parts, agents: TrainingAgents | None) -> None:
         unknown = {name for name in unknown if name.startswith("work/")}
     quarantine = set_aside(data_dir, unknown, now)
     if quarantine is not None:
-        text = "%d folders of files without a row were moved to %s, and stay there until you remove them"
-        logger.warning(text, len(unknown), quarantine)
+        text = "files without a row were moved to %s, and stay there until you remove them: %s"
+        logger.warning(text, quarantine, count(len(unknown), "folder"))
     missing = [name for name in known - files if not name.startswith(PASSING)]
     if missing:
-        text = "the files of %d datasets or models are missing: `tuneship check` names them"
-        logger.error(text, len(missing))
+        text = "the files of %s are missing: `tuneship check` names them"
+        logger.error(text, count(len(missing), "dataset or model", "datasets or models"))
     _clear_ended(data_dir, files - known - unknown)
 
 

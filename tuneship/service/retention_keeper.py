@@ -99,8 +99,10 @@ class RetentionKeeper:
         unknown -= checkpoints
         place = self._blobs.set_aside(unknown, now)
         if place is not None:
-            text = "%d objects without a row were moved to %s, and stay there until you remove them"
-            logger.warning(text, len(unknown), place)
+            text = (
+                "objects without a row were moved to %s, and stay there until you remove them: %d"
+            )
+            logger.warning(text, place, len(unknown))
 
     def forget_old(self, now: datetime) -> None:
         """Delete records older than their retention time."""

@@ -170,7 +170,8 @@ class Lora:
         slots = max(len(self._residents), min(len(others) + 1, SPARE_SLOTS))
         if not self._has_room(slots, max([rank, *others]), fitted.keys()):
             raise AdapterRefused(
-                f"the adapter is of rank {rank}, for which the free memory is not enough beside {len(others)} others"
+                f"the adapter is of rank {rank}, for which the free memory is not enough beside the others "
+                f"({len(others)})"
             )
         # All of it fits: only now the adapter of the same name may go.
         self.unload(adapter)

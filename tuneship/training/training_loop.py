@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from tuneship.contract.common import count
 from tuneship.training.base_model import load_base, load_encoder
 from tuneship.training.checkpoints import Checkpoints, make_directory, remove_leftovers
 from tuneship.training.device import (
@@ -218,7 +219,7 @@ class TrainingLoop:
                 self._standing = replace(before, micro_batch_tokens=0, devices=devices)
                 self._progress.log(
                     "warning",
-                    f"{before.devices} devices trained until step {before.step}, {devices} continue: "
+                    f"{count(before.devices, 'device')} trained until step {before.step}, now {devices}: "
                     "the results are the same up to rounding",
                 )
 
@@ -416,7 +417,7 @@ def _count_ranks(spec: TrainingSpec, progress: ProgressFile) -> int:
     """The number of processes for this job: one for each device, but no more than a batch has examples."""
     available = available_devices(spec.devices)
     if available < spec.devices:
-        progress.log("warning", f"{spec.devices} devices are requested, {available} are available")
+        progress.log("warning", f"devices requested: {spec.devices}, available: {available}")
     count = min(available, spec.hyperparameters.batch_size)
     report_gpus(count, spec, progress)
     if count > 1:

@@ -21,6 +21,7 @@ from tasks.metrics import get_deployment_metrics
 from tuneship.cards.markdown import number, plain, sentence, table
 from tuneship.cards.rendering import interval
 from tuneship.client import TuneshipError
+from tuneship.contract.common import count
 from tuneship.contract.evaluations import GraderReport, Score
 from tuneship.gates.evaluation.evaluation_words import SLICE_WORDS
 from tuneship.gates.metrics.metrics_reader import read_series
@@ -330,10 +331,9 @@ def _decisions(result: ReleaseResult) -> list[str]:
         [look["look"], f"{look['step']} %", look["verdict"], look["reason"], look["step_requests"]]
         for look in decided[-DECISIONS_SHOWN:]
     ]
-    count = (
-        f"{len(result.decisions)} checks, {len(decided)} of them with another verdict than hold."
-    )
-    return [*lines, "## Decisions", "", count, "", *_table(DECISION_TITLES, looks)]
+    total = count(len(result.decisions), "check")
+    summary = f"{total}, {len(decided)} of them with another verdict than hold."
+    return [*lines, "## Decisions", "", summary, "", *_table(DECISION_TITLES, looks)]
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:

@@ -73,7 +73,9 @@ def test_it_trains_when_there_is_new_data_and_skips_with_a_reason_when_there_is_
     assert "nothing is newer" in str(state.message)
     by_id = wanted.model_copy(update={"endpoint": EndpointChoice(id=ENDPOINT)})
     assert skipped(by_id) == "no_new_data"
-    assert len(list((records / "turns").iterdir())) == 1, "one endpoint is one turn, by id or name"
+    assert len(list((records / "turns").glob("*.lock"))) == 1, (
+        "one endpoint is one turn, by id or name"
+    )
     assert len(service.jobs) == 1
 
     write(folder / "week-2.jsonl", 100, 40)

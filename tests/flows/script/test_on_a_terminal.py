@@ -87,10 +87,22 @@ def test_ctrl_c_ends_the_picture_and_goes_on_in_lines(start: Start) -> None:
     terminal.process.send_signal(signal.SIGINT)
     assert terminal.end() == 130, terminal.text
     screen = [line for line in terminal.screen if line]
-    assert screen[-1].endswith("s stopped")
+    said = " ".join(terminal.text.split())
+    assert "s stopped: the traffic went back to the model that served before. Run the same" in said
+    assert said.endswith(".jsonl"), "the record is named"
     (returned,) = [line for line in screen if "split: candidate 0 %, baseline 100 %" in line]
     assert screen.index(returned) > max(
         place for place, line in enumerate(screen) if "● shift" in line
     )
     assert "\n".join(screen).count("● shift") == 1
     assert "\x1b[?25h" in terminal.shown, "the cursor is shown again"
+
+
+def test_a_release_that_waits_for_another_one_names_it(start: Start, records: Path) -> None:
+    first = start(look_every_seconds=0.5, steps=[5, 50, 100])
+    wait_for(lambda: "candidate 5 %" in first.text)
+    second = start("--plain", look_every_seconds=0.5)
+    wait_for(lambda: "s waiting: release rel_" in second.text)
+    (record,) = (records / "releases").glob("*.jsonl")
+    key = json.loads(record.read_text().partition("\n")[0])["run_key"]
+    assert f"(run key {key}) of this endpoint is in progress" in " ".join(second.text.split())

@@ -164,7 +164,7 @@ def test_a_run_goes_on_when_nobody_reads_what_it_says(is_disk_full: bool) -> Non
     ("change", "said"),
     [
         ("{hyperparameters: {epochs: two}}", "hyperparameters.epochs: should be a valid integer, "),
-        ("{hyperparameters: {epoch: 2}}", "hyperparameters.epoch: is not a known key"),
+        ("{hyperparameters: {epoch: 2}}", "epoch: is not a known key (did you mean epochs?)"),
         (
             "{data: {format: instruction}}",
             "data: one of files, dataset_ids and dataset_tags is needed",

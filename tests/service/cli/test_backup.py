@@ -88,7 +88,7 @@ def test_a_backup_of_either_database_is_restored_into_either(
     installed: Installed, tmp_path: Path, into: str, request: pytest.FixtureRequest
 ) -> None:
     folder = tmp_path / "backup"
-    assert "1 models" in done(installed, "backup", folder)
+    assert " and 1 model in " in done(installed, "backup", folder)
     assert names(folder) == COMPLETE
     assert {one.stat().st_mode & 0o077 for one in (folder, *folder.rglob("*"))} == {0}
     before, files = everything(installed.options["database_url"]), installed.files()
@@ -134,7 +134,7 @@ def test_files_already_in_the_folder_are_not_copied_again_and_deleted_ones_leave
     installed: Installed, tmp_path: Path
 ) -> None:
     folder = tmp_path / "backup"
-    assert "3 files were copied" in done(installed, "backup", folder)
+    assert "3 files copied" in done(installed, "backup", folder)
     times = {path: path.stat().st_mtime_ns for path in (folder / "blobs").glob("*/*/*")}
     with installed.started() as opened:
         new = installed.add_dataset(opened)
@@ -143,7 +143,7 @@ def test_files_already_in_the_folder_are_not_copied_again_and_deleted_ones_leave
             gone = connection.scalar(sa.select(tables.datasets.c.id).where(others))
             connection.execute(sa.delete(tables.datasets).where(tables.datasets.c.id == gone))
         shutil.rmtree(installed.data_dir / "blobs" / "datasets" / str(gone))
-    assert "1 files were copied" in done(installed, "backup", folder)
+    assert "1 file copied" in done(installed, "backup", folder)
     after = {path: path.stat().st_mtime_ns for path in (folder / "blobs").glob("*/*/*")}
     assert {path.parent.name for path in after.keys() - times.keys()} == {new}
     assert {path.parent.name for path in times.keys() - after.keys()} == {gone}
@@ -162,7 +162,7 @@ def test_a_file_of_the_backup_that_has_changed_is_found_and_copied_again_on_requ
     new = Installed(tmp_path / "new")
     assert f"{file} is not the file that was backed up" in failed(new, "restore", folder)
     assert names(new.data_dir) <= {"blobs", "scratch", "work", "logs", "lock"}
-    assert "1 files were copied" in done(embedded, "backup", folder, "--verify")
+    assert "1 file copied" in done(embedded, "backup", folder, "--verify")
     done(new, "restore", folder)
 
 
@@ -211,14 +211,14 @@ def test_a_restore_names_the_keys_that_are_in_force_again_and_revokes_them_on_re
         (later["key_id"], "clinic"),
         (short["key_id"], "other"),
     ]
-    assert "3 API keys of the backup are in force, also those that were revoked since" in said
+    assert "3 API keys of the backup, in force, even if revoked since:" in said
     assert manifest.made_at in said
     states = {one["key_id"]: one["state"] for one in keys_of(new)}
     assert states[later["key_id"]] == "in force"
 
     clean = Installed(tmp_path / "clean")
     said = clean.run("restore", str(tmp_path / "backup"), "--revoke-keys").stderr
-    assert "3 API keys of the backup were revoked" in said
+    assert "3 API keys of the backup, revoked:" in said
     assert {one["state"] for one in keys_of(clean)} == {"revoked"}
     rows = [json.loads(line) for line in done(clean, "audit", "export").splitlines()]
     assert [(row["action"], row["resource_id"]) for row in rows[-2:]] == [
@@ -477,13 +477,13 @@ def test_a_file_system_without_links_is_backed_up_too(
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr("os.link", refused)
-    assert "3 files were copied" in done(embedded, "backup", tmp_path / "backup")
+    assert "3 files copied" in done(embedded, "backup", tmp_path / "backup")
 
 
 def test_check_names_what_is_missing_extra_changed_or_cannot_be_opened(
     installed: Installed, tmp_path: Path
 ) -> None:
-    assert "3 datasets and models and" in done(installed, "check")
+    assert "3 datasets and models, " in done(installed, "check")
     blobs = installed.data_dir / "blobs"
     with installed.started() as opened:
         cut, lost, keyless, broken = (installed.add_dataset(opened) for _ in range(4))

@@ -163,7 +163,7 @@ def test_a_source_that_is_not_there_is_refused(tmp_path: Path) -> None:
     assert refusal(data, "add", "/no/where") == "/no/where: no such file or directory"
     assert refusal(data, "add", "a.gguf") == "a.gguf: no such file or directory"
     why = "the model some/model is neither a directory nor in the local cache"
-    assert refusal(data, "add", "some/model") == why
+    assert refusal(data, "add", "some/model") == f"{why}: `hf download some/model` downloads it"
     (tmp_path / "text.gguf").write_text("no model")
     why = "text.gguf cannot be added: it is not a GGUF file"
     assert refusal(data, "add", str(tmp_path / "text.gguf")) == why

@@ -67,14 +67,14 @@ def test_a_backup_names_what_is_missing_and_what_is_damaged_in_the_bucket(
     with installed.started():
         pass
     done = installed.run("backup", str(tmp_path / "backup"))
-    assert (done.exit_code, "2 files were copied" in done.stdout) == (0, True), done.output
+    assert (done.exit_code, "2 files copied" in done.stdout) == (0, True), done.output
     done = installed.run("backup", str(tmp_path / "backup"))
-    assert (done.exit_code, "0 files were copied" in done.stdout) == (0, True), done.output
+    assert (done.exit_code, "0 files copied" in done.stdout) == (0, True), done.output
     (kept,) = (tmp_path / "backup" / "blobs" / "datasets").glob("*/data.jsonl")
     content = kept.read_bytes()
     kept.write_bytes(b"x" * len(content))  # a damage that the size does not show
     done = installed.run("backup", "--verify", str(tmp_path / "backup"))
-    assert (done.exit_code, "1 files were copied" in done.stdout) == (0, True), done.output
+    assert (done.exit_code, "1 file copied" in done.stdout) == (0, True), done.output
     assert kept.read_bytes() == content
     store = object_server.store(bucket)
     (model,) = [one for one in object_server.objects(bucket) if one.startswith("models/")]

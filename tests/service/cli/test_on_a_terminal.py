@@ -81,8 +81,9 @@ def test_a_table_fits_and_names_what_it_leaves_out(
     assert max(map(len, lines[:2])) <= 80
     assert "not shown: " in lines[2]
     assert "created_at" in lines[2]
-    empty = Terminal(environment, "canary", "list")
-    assert (empty.end(), empty.text) == (0, "none\n")
+    for verb in ("list", "status"):
+        empty = Terminal(environment, "canary", verb)
+        assert (empty.end(), empty.text) == (0, "none\n")
 
 
 def test_the_status_of_a_canary_says_when_its_lease_ends(

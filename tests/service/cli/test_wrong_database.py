@@ -366,8 +366,9 @@ def test_files_without_a_row_are_set_aside_and_said_and_rows_without_a_file_are_
     assert aside == {"datasets/ds_lost", "models/ft_lost", "work/ft_unknown"}
     assert (set_aside / "models" / "ft_lost" / "file").read_bytes() == b"of somebody"
     assert not list((installed.data_dir / "scratch").iterdir())
-    assert "3 folders of files without a row were moved to" in caplog.text
-    assert "the files of 1 datasets or models are missing: `tuneship check` names" in caplog.text
+    assert "files without a row were moved to" in caplog.text
+    assert "until you remove them: 3 folders" in caplog.text
+    assert "the files of 1 dataset or model are missing: `tuneship check` names" in caplog.text
     assert {path: kept[path] for path in installed.files()} == installed.files()
 
 

@@ -262,3 +262,12 @@ def test_every_end_is_shown(service: Service, outcome: str) -> None:
     page = page_of(service, pipeline)
     assert OUTCOMES[outcome] in page.text
     assert words.STATES[outcome].word in page.text
+
+
+def test_a_release_whose_run_failed_is_not_called_stopped(service: Service) -> None:
+    pipeline = asked(service, "one")
+    pipeline.own("ended", outcome="aborted", reason="failed")
+    page = signed_in(service, "admin").open(f"/console/releases/{pipeline.id}").text
+    shown = page.partition("</h1>")[2].partition("</div>")[0]
+    assert "failed" in shown
+    assert words.STATES["aborted"].word not in shown

@@ -22,7 +22,7 @@ def test_lines_of_one_kind_are_held_back_and_counted() -> None:
     log.removeHandler(lines)
     assert len(lines.texts) == 4
     assert lines.texts[2] == "ERROR test of a budget something else"
-    assert "1998 more lines of this kind were left out: cannot accept" in lines.texts[3]
+    assert "left out 1,998 more lines of this kind: cannot accept" in lines.texts[3]
 
 
 def test_requests_without_a_key_fill_no_log(start: Callable[..., Service]) -> None:

@@ -68,7 +68,7 @@ def test_a_list_of_members_is_written_entry_by_entry() -> None:
     ("model", "assignments", "options", "says"),
     [
         (JobCreate, ["hyperparameters.epochs=few"], JOB, "hyperparameters.epochs: "),
-        (JobCreate, ["hyperparameters.epoch=3"], JOB, "hyperparameters.epoch: is not a known key"),
+        (JobCreate, ["hyperparameters.epoch=3"], JOB, "epoch: is not a known key (did you mean epochs?)"),
         (JobCreate, ["hyperparameters=3"], JOB, "hyperparameters: "),
         (JobCreate, ["hyperparameters.seed.x=3"], JOB, "hyperparameters.seed: "),
         (JobCreate, [], {"base_model": "b"}, "dataset_id: is needed; model_name: is needed"),

@@ -169,15 +169,24 @@ def test_csv_as_spreadsheets_write_it(text: str, tmp_path: Path) -> None:
     assert list(records(written(tmp_path, text))) == rows
 
 
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+@pytest.mark.parametrize("before", ["", "sep={}\n"])
+def test_the_cells_of_a_csv_file_are_separated_as_in_its_first_line(
+    mark: str, before: str, tmp_path: Path
+) -> None:
+    text = f'{before.format(mark)}instruction{mark}response\n"a, b; c"{mark}d\n'
+    assert list(records(written(tmp_path, text))) == [{"instruction": "a, b; c", "response": "d"}]
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ("", "notes.csv: is empty; its first line must name the columns"),
         ("\n", "notes.csv, line 1 (the names of the columns): there is no column instruction"),
         (f"{SECRET},b\nc,d\n", "line 1 (the names of the columns): there is no column instruction"),
-        ("instruction;response\na;b\n", "notes.csv, line 1: cells must be separated by commas"),
+        ("instruction|response\na|b\n", "notes.csv, line 1: cells must be separated by commas"),
         (f"instruction,response\na,b,{SECRET}\n", "line 2: has 3 cells, and the first line 2"),
-        (f'instruction,response\n"a\nb",c\n{SECRET}\n', "line 4: has 1 cells, and the first"),
+        (f'instruction,response\n"a\nb",c\n{SECRET}\n', "line 4: has 1 cell, and the first"),
         (f'instruction,response\na,b\n"{SECRET},\nd\n', "line 3: a double quote is missing"),
         (f'instruction,response\n"a" {SECRET},b\n', "line 2: a double quote is missing"),
         (f"instruction,response\ra,{SECRET}\r", "line 1: has a carriage return that is neither"),
@@ -189,7 +198,7 @@ def test_csv_as_spreadsheets_write_it(text: str, tmp_path: Path) -> None:
         (f'messages\n"{SECRET}"\n', "notes.csv, line 2, messages: is not valid JSON"),
         ("instruction,instruction,response\n", "several columns are read as instruction"),
         ("instruction,response,input,input\n", "there are several columns input"),
-        ("sep=;\ninstruction;response\n", "line 1: cells must be separated by commas"),
+        ("sep=;\ninstruction;response\na;b;c\n", "line 3: has 3 cells, and the first line 2"),
         (f"instruction,response,,\na,b,,{SECRET}\n", "line 2: has 4 cells, and the first line 2"),
         (f"instruction,,response\na,{SECRET},b\n", "column 2 is no field"),
     ],

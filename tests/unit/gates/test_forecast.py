@@ -51,7 +51,7 @@ def test_a_plan_that_can_prove_nothing_is_reported_with_its_reason() -> None:
     few = forecast_for(0.5)
     assert few.promote_minutes is None
     assert [one.what for one in few.unprovable] == ["insufficient_data"]
-    assert "5 % of the requests that come within 1.5 hours are about 2.2" in few.unprovable[0].why
+    assert "5 % of the requests that come within 1.5 h are about 2.2" in few.unprovable[0].why
     sick = forecast_for(300.0, 0.08)
     assert sick.promote_minutes is None
     assert "the baseline fails more often than `slo_max` allows" in sick.unprovable[0].why

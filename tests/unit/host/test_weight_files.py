@@ -122,7 +122,7 @@ NOT_BESIDE = f"its {INDEX} names files that are no safetensors files beside it"
         ({}, "it has no safetensors file"),
         (
             {"a.safetensors": "", "b.safetensors": ""},
-            f"it has 2 safetensors files, and neither {SINGLE} nor {INDEX}",
+            f"it has several safetensors files (2), and neither {SINGLE} nor {INDEX}",
         ),
         (index_of(), f"its {INDEX} names no file"),
         (

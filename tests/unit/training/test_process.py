@@ -296,8 +296,10 @@ def test_no_text_of_the_data_reaches_the_progress(make_job: "JobMaker", tmp_path
     assert job.run() == 0
     assert "CANARY" not in (job.directory / "progress.jsonl").read_text()
     messages = [line["message"] for line in job.of_kind("log")]
-    assert messages[0].startswith("8 training examples are longer than the context length of 256")
-    assert "4 of them had nothing left to learn" in messages[0]
+    assert messages[0] == (
+        "training examples that are longer than the context length of 256 tokens and were cut: 8; dropped, since "
+        "nothing was left to learn: 4"
+    )
     assert messages[1].startswith("no validation dataset: 1 of 8 training examples")
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tuneship.cli.common import drop_unwritable_output, fail, opened_installation, service_settings
-from tuneship.contract.common import render_time_ms
+from tuneship.contract.common import count, render_time_ms
 
 if TYPE_CHECKING:  # the light install has no service
     from tuneship.store.database.database import Database
@@ -69,7 +69,8 @@ def verify(
     if fault is not None:
         fail(f"the audit chain is broken at row {fault.seq}: {fault.reason}", BROKEN)
     if unlinked.forged:
-        text = f"{unlinked.forged} of the {unlinked.number} rows that wait to be linked were not written by the service"
+        forged = f"{unlinked.forged} of {unlinked.number}"
+        text = f"rows that wait to be linked, and were not written by the service: {forged}"
         fail(text, BROKEN)
     # A chain that was cut off at its end, or written again from some row on, is sound in itself: only
     # the heads that were signed earlier do.
@@ -81,15 +82,18 @@ def verify(
             fail(text, BROKEN)
     if last and not kept:
         fail(
-            f"{last} rows follow from each other, but {signed.file} is missing or holds no signed "
+            f"the chain is unbroken ({count(last, 'row')}), but {signed.file} is missing or holds no signed "
             "head: whether rows were removed from the end cannot be checked",
             NO_HEADS,
         )
-    typer.echo(f"{last} rows follow from each other; {len(kept)} signed heads are in the chain")
+    typer.echo(
+        f"the chain is unbroken: {count(last, 'row')}, {count(len(kept), 'signed head')} among them"
+    )
     if unlinked.oldest is not None:
         oldest = render_time_ms(unlinked.oldest)
         typer.echo(
-            f"{unlinked.number} more rows wait to be linked, since {oldest}: no head stands for them yet"
+            f"{count(unlinked.number, 'more row waits', 'more rows wait')} to be linked, since {oldest}; "
+            "no signed head covers what waits"
         )
 
 
@@ -122,7 +126,8 @@ def export(
             table.writerows({name: csv_cell(value) for name, value in row.items()} for row in rows)
         waiting = chain.unlinked(connection).number
         if waiting:
-            typer.echo(f"{waiting} rows are not in the chain yet, and not in this export", err=True)
+            rest = count(waiting, "row is", "rows are")
+            typer.echo(f"{rest} not in the chain yet, and not in this export", err=True)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuneship.cli.common import fail, opened_installation, service_settings
-from tuneship.contract.common import render_time
+from tuneship.contract.common import count, render_time
 from tuneship.host.startup import StartupError
 
 if TYPE_CHECKING:  # the light install has no service
@@ -64,7 +64,7 @@ def backup(
         run = Backup(source, folder, datetime.now(UTC), version("tuneship"), verifies=verify)
         manifest = run.make(with_master_key=with_master_key)
     typer.echo(
-        f"backup of {_counted(manifest)} in {folder}: {run.copied} files were copied, the others "
+        f"backup of {_counted(manifest)} in {folder}: {count(run.copied, 'file')} copied, the others "
         "were there"
     )
     if manifest.has_master_key:
@@ -73,8 +73,8 @@ def backup(
         text = f"the master key is not in it: keep a copy of {settings.master_key} elsewhere"
         typer.echo(text, err=True)
     if manifest.missing:
-        text = "the backup is complete, but %d files of datasets or models were missing or damaged"
-        fail(text % len(manifest.missing) + ": `tuneship check` names them", WRONG)
+        text = "the backup is complete, but for files of datasets or models that are missing or damaged"
+        fail(f"{text} ({len(manifest.missing)}): `tuneship check` names each", WRONG)
 
 
 @app.command()
@@ -126,11 +126,11 @@ def restore(
         fail(f"the database failed: {type(error).__name__}")
     except BlobsAway as fault:
         fail(f"the files cannot be stored in {settings.blob_url}: {fault}")
-    typer.echo(f"{_counted(manifest)} are in {settings.data_dir}, as of {manifest.made_at}")
+    typer.echo(f"restored {_counted(manifest)} to {settings.data_dir}, as of {manifest.made_at}")
     text = f"all changes since {manifest.made_at} are undone, deletions included"
     typer.echo(f"{text} (docs/operations.md)", err=True)
-    ended = "were revoked" if revoke_keys else "are in force, also those that were revoked since"
-    typer.echo(f"{len(keys)} API keys of the backup {ended}", err=True)
+    ended = "revoked" if revoke_keys else "in force, even if revoked since"
+    typer.echo(f"{count(len(keys), 'API key')} of the backup, {ended}:", err=True)
     for key in keys:
         made_at = render_time(key["created_at"])
         typer.echo(f"  {key['id']} of {key['client_id']}, created {made_at}", err=True)
@@ -155,14 +155,15 @@ def check(
     if report.faults:
         fail(f"faults: {len(report.faults)}", WRONG)
     typer.echo(
-        f"{report.objects} datasets and models and {report.keys} data keys are as they should be"
+        f"as it should be: {count(report.objects, 'dataset or model', 'datasets and models')}, "
+        f"{count(report.keys, 'data key')}"
     )
 
 
 def _counted(manifest: "Manifest") -> str:
     names = {path.rpartition("/")[0] for path in manifest.files}
     datasets = sum(name.startswith("datasets/") for name in names)
-    return f"{datasets} datasets and {len(names) - datasets} models"
+    return f"{count(datasets, 'dataset')} and {count(len(names) - datasets, 'model')}"
 
 
 def keys_in_force(made: Path) -> "list[Row]":

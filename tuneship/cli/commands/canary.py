@@ -48,7 +48,7 @@ def status(
         if as_json:
             show_json(reports[0] if endpoint_id else reports)
             return
-        if is_terminal():
+        if is_terminal() and reports:
             for number, report in enumerate(reports):
                 write(f"{chr(10) if number else ''}{_headline(report)}")
                 show_rows(report["deployments"], COLUMNS)
@@ -81,7 +81,7 @@ def report_on(client: "Client", endpoint: "CanaryEndpoint") -> Row:
             "health": deployment.health,
             "requests": None if errors is None else errors.request_count,
             "errors": None if errors is None else errors.error_count,
-            "p95_ms": None if latency is None else latency.p95,
+            "p95_ms": None if latency is None or latency.p95 is None else round(latency.p95, 1),
         }
         members.append(shown)
     lease = endpoint.lease

@@ -18,7 +18,7 @@ from tuneship.cli.connection import connected, reported
 from tuneship.cli.operations import FOLLOWING_TRIES
 from tuneship.cli.output import one_line, readable, show_json, write
 from tuneship.cli.parameters import AsJson
-from tuneship.contract.common import EvaluationId
+from tuneship.contract.common import EvaluationId, count
 from tuneship.contract.evaluations import OPEN, Evaluation, EvaluationStatus, ExampleScores
 from tuneship.contract.generation import Generate
 from tuneship.contract.lines.dataset_lines import (
@@ -116,7 +116,7 @@ def progress_of(found: Evaluation) -> str:
     done = f"{found.examples.scored} of {found.examples.selected or '?'} examples"
     if first is None or first.wins is None:
         return done
-    return f"{done}, {first.wins} wins, {first.losses} losses"
+    return f"{done}, {count(first.wins, 'win')}, {count(first.losses or 0, 'loss', 'losses')}"
 
 
 def ending(found: Evaluation) -> str:
@@ -156,7 +156,7 @@ def inspect(
                 break
         for one in sorted(chosen, key=lambda scores: scores.line):
             _show(client, found, one, lines[one.line - 1])
-        write(f"{len(chosen)} examples")
+        write(count(len(chosen), "example"))
 
 
 def _lines_of(file: Path, found: Evaluation) -> Sequence[bytes]:

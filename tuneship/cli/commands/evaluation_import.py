@@ -123,7 +123,7 @@ def _checked(path: Path | str, model: Any, content: Mapping[str, Any]) -> Any:
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        fail(f"{path}: {'; '.join(problems_of(error, content))}")
+        fail(f"{path}: {'; '.join(problems_of(error, content, model))}")
 
 
 def _eval_in(path: Path) -> EvalCreate:

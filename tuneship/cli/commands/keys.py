@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tuneship.cli.common import fail, opened_installation, service_settings
+from tuneship.cli.output import is_terminal, show_rows
 from tuneship.contract.common import render_time
 from tuneship.contract.declaring.scopes import PRESETS, SCOPES, UnknownScope, in_short, scopes_of
 
@@ -33,6 +34,7 @@ NOT_READABLE = 2
 FLOWS_LABEL = "make up, "
 # Columns that are never wrapped: half a date or half a key is of no use.
 UNWRAPPED = ("key", "state", "expires", "last used")
+PIPED = ("key_id", "client_id", "state", "expires_at", "last_used_at", "label", "scopes")
 
 app = typer.Typer(no_args_is_help=True, help="API keys: make, list, rotate, revoke.")
 
@@ -89,6 +91,9 @@ def list_keys(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         records = [_record(row) for row in keys.listed()]
     if as_json:
         typer.echo(json.dumps({"keys": records}, indent=2))
+        return
+    if not is_terminal():
+        show_rows(records, PIPED)
         return
     table = Table()
     for name in ("key", "client", "may", "state", "expires", "last used", "label"):

@@ -12,6 +12,7 @@ from tuneship.cli.commands.model_cards import ReleaseFile, card_of_release
 from tuneship.cli.common import fail, opened_installation, service_settings
 from tuneship.cli.connection import ENDED_BY_CTRL_C
 from tuneship.cli.output import write
+from tuneship.contract.common import count
 from tuneship.contract.model_card import ModelCard
 from tuneship.contract.models import ExportFormat, GgufType
 
@@ -57,14 +58,14 @@ def export(
         try:
             model = _exportable(opened, model_id)
             refuse_hipaa(model, is_allowed=settings.export_hipaa_models)
-            count = _fill(settings, opened, model, folder, (wanted, gguf_type), card)
+            files = _fill(settings, opened, model, folder, (wanted, gguf_type), card)
         except ExportRefused as error:
             fail(str(error))
         except OSError as error:
             fail(f"the model cannot be exported: {error.strerror or error}")
         except KeyboardInterrupt:
             fail("interrupted: nothing was exported", ENDED_BY_CTRL_C)
-    write(f"{count} files in {folder}")
+    write(f"{count(files, 'file')} in {folder}")
 
 
 def _exportable(opened: "Installation", model_id: str) -> "Exportable":

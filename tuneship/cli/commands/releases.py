@@ -13,6 +13,7 @@ import typer
 from tuneship.cli.common import fail
 from tuneship.cli.connection import connected, reported
 from tuneship.cli.output import one_line, readable, write
+from tuneship.contract.common import count
 
 if TYPE_CHECKING:  # they start slowly
     from tuneship.contract.audit import AuditHead
@@ -69,7 +70,9 @@ def dossier(
         from tuneship.host.durable import write_private  # noqa: PLC0415 - starts slowly
 
         write_private(out, content)
-        write(f"{out}: {len(members)} members, {_summary(found)}; SHA-256 {_sha256(content)}")
+        write(
+            f"{out}: {count(len(members), 'file')}, {_summary(found)}; SHA-256 {_sha256(content)}"
+        )
 
 
 @app.command()

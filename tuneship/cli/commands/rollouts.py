@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from tuneship.cli.common import fail
+from tuneship.contract.common import count
 
 DIFFERENT = 4
 
@@ -56,7 +57,8 @@ def replay(
         fail(f"{path}: {lines[0]}", DIFFERENT)
     ends = [fact for fact in known.facts if isinstance(fact, Ended)]
     end = f"{ends[-1].outcome} ({ends[-1].reason})" if ends else "it has not ended"
-    typer.echo(f"{path.stem}: {looks} checks decide as they are recorded; {end}")
+    same = count(looks, "check decides as it is recorded", "checks decide as they are recorded")
+    typer.echo(f"{path.stem}: {same}; {end}")
 
 
 def _find(record: str) -> Path:

@@ -25,10 +25,16 @@ def serve(  # noqa: PLR0913 - the options of a command
     ] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key.")] = None,
     allow_fault_injection: Annotated[
-        bool, typer.Option(help="Let fault.* tags break deployments, for drills.")
+        bool,
+        typer.Option(
+            "--allow-fault-injection", help="Let fault.* tags break deployments, for drills."
+        ),
     ] = False,
     accept_clock: Annotated[
-        bool, typer.Option(help="Start although the clock is behind the newest time of the data.")
+        bool,
+        typer.Option(
+            "--accept-clock", help="Start although the clock is behind the newest time of the data."
+        ),
     ] = False,
     die_with_parent: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:

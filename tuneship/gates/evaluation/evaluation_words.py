@@ -1,5 +1,6 @@
 """The sentences of a report for the verdict of an evaluation. Pure."""
 
+from tuneship.contract.common import count
 from tuneship.gates.evaluation.paired import Estimate, PairedCounts, provable_margin
 from tuneship.gates.evaluation.verdict import (
     MIN_CLUSTERS,
@@ -102,17 +103,13 @@ def _why_not(result: EvaluationResult) -> str:
 
 
 def _evidence(counts: PairedCounts, difference: Estimate, margin: float) -> str:
-    wins, losses = _count(counts.wins, "win", "wins"), _count(counts.losses, "loss", "losses")
+    wins, losses = count(counts.wins, "win"), count(counts.losses, "loss", "losses")
     interval = f"{_signed(difference.low)} to {_signed(difference.high)} points"
     return f"{wins}, {losses}; 90 % interval {interval}, margin {_points(margin, 1)}"
 
 
-def _count(number: int, one: str, more: str) -> str:
-    return f"{number:,} {one if number == 1 else more}"
-
-
 def _examples(number: int) -> str:
-    return _count(number, "example", "examples")
+    return count(number, "example")
 
 
 def _signed(share: float) -> str:

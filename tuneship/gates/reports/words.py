@@ -5,6 +5,7 @@ Pure. Next: `flows/rollout/page.py` and `flows/release/reports/report.py` show t
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from tuneship.contract.common import count
 from tuneship.gates.gate_types import GateReading
 from tuneship.gates.outlook import (
     DOUBLING,
@@ -151,7 +152,8 @@ def look_in_words(look: Look) -> list[str]:
     hanging = sum(look.hanging_candidate), sum(look.hanging_baseline)
     if any(hanging):
         sentences.append(
-            f"{hanging[0]} requests of the candidate and {hanging[1]} of the baseline had been open for too long"
+            f"{count(hanging[0], 'request')} of the candidate and {hanging[1]} of the baseline had been open "
+            "for too long"
         )
     return [*sentences, *(f"warning: {in_words(warning)}" for warning in look.warnings)]
 
@@ -262,12 +264,13 @@ def rate_in_words(today: Today) -> str:
 
 
 def _rate(rate: float) -> str:
-    return f"{rate:,.0f} requests a minute" if rate >= 10 else f"{rate:.2g} requests a minute"
+    shown = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+    return f"{shown} {'request' if shown == '1' else 'requests'} a minute"
 
 
 def _minutes(minutes: float) -> str:
     if minutes < 2:
-        return f"{round(60 * minutes)} seconds"
+        return count(round(60 * minutes), "second")
     if minutes < 180:
         return f"{round(minutes)} minutes"
     return f"{minutes / 60:.1f} hours"

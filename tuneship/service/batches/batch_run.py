@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import BinaryIO
 
+from tuneship.contract.common import count
 from tuneship.contract.openai.batches import BatchError, BatchStatus
 from tuneship.host.thread_pools import Threads
 from tuneship.service.background_requests.answering import BackgroundAnswer, BackgroundCaller
@@ -100,8 +101,8 @@ class BatchRun:
         kept = self._batch["completed"] + self._batch["failed"]
         most = self._store.settings.maximum_dataset_bytes
         text = (
-            f"The files of this client may hold {most} bytes in all. The answers to the first {kept} requests are "
-            "kept: delete files, and send the other requests in a new batch."
+            f"The files of this client may hold {most} bytes in all. The answers to the first "
+            f"{count(kept, 'request')} are kept: delete files, and send the other requests in a new batch."
         )
         return BatchError(code="insufficient_quota", message=text)
 

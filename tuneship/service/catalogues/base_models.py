@@ -466,6 +466,6 @@ def cached_snapshot(hub_id: str) -> Path:
     try:
         return Path(hub.snapshot_download(hub_id, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError):
-        raise CatalogueFault(
-            f"the model {hub_id} is neither a directory nor in the local cache"
-        ) from None
+        text = f"the model {hub_id} is neither a directory nor in the local cache"
+        remedy = f": `hf download {hub_id}` downloads it" if "/" in hub_id else ""
+        raise CatalogueFault(text + remedy) from None

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from tuneship.contract.common import count
 from tuneship.contract.declaring.scopes import in_short
 from tuneship.contract.deployments import DeploymentStatus
 from tuneship.contract.jobs import JobStatus
@@ -84,11 +85,6 @@ def number(value: float | None, digits: int = 0) -> str:
 def percent(share: float | None, digits: int = 1) -> str:
     """A share of one as percent."""
     return MISSING if share is None else f"{100 * share:.{digits}f} %"
-
-
-def count(value: int, one: str, many: str | None = None) -> str:
-    """How many there are of something: `1 job`, `2 jobs`."""
-    return f"{value:,} {one if value == 1 else many or one + 's'}"
 
 
 def clock(moment: datetime | None) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from tuneship.contract.common import count
 from tuneship.contract.lines import strict_json
 from tuneship.contract.lines.line_fields import CALL_ROLES, ROLE_NAMES
 from tuneship.contract.lines.reading_lines import BYTE_ORDER_MARK
@@ -85,10 +86,6 @@ def _on_the_form(reading: DatasetReading) -> Iterator[str]:
         )
 
 
-def _lines(number: int) -> str:
-    return f"{number:,} line{'s' if number > 1 else ''}"
-
-
 def _on_fields(reading: DatasetReading) -> Iterator[str]:
     """Say which fields were read under other names or in other forms, and which were ignored."""
     if any(one.message == strict_json.NO_JSON_NUMBER for one in reading.errors):
@@ -103,9 +100,9 @@ def _on_fields(reading: DatasetReading) -> Iterator[str]:
             yield f"The role {role} is read as {other}."
     for name, number in sorted(reading.unused_fields.items()):
         if name:
-            yield f"`{name}` in {_lines(number)} is ignored."
+            yield f"`{name}` in {count(number, 'line')} is ignored."
     if number := reading.unused_fields.get(""):
-        yield f"Fields of other names in {_lines(number)} are ignored."
+        yield f"Fields of other names in {count(number, 'line')} are ignored."
 
 
 def _on_examples(reading: DatasetReading) -> Iterator[str]:
@@ -116,7 +113,7 @@ def _on_examples(reading: DatasetReading) -> Iterator[str]:
             '"weight": 0 keeps a turn from being learnt.'
         )
     if codes["template_refuses"] and reading.plan.base is not None:
-        yield f"The chat template of {reading.plan.base.id} refuses {_lines(codes['template_refuses'])}."
+        yield f"The chat template of {reading.plan.base.id} refuses {count(codes['template_refuses'], 'line')}."
     if 0 < reading.num_examples < SMALLEST_DATASET and reading.error_count == 0:
         yield f"A fine-tuning job needs at least {SMALLEST_DATASET} examples."
     if codes["duplicate_example"]:

@@ -8,6 +8,7 @@ for a while one replica fewer would have been enough. Scales to none, and up fro
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from tuneship.contract.common import count
 from tuneship.service.telemetry.in_flight import Demand
 
 # A replica that was just added gets this time to shorten the queue before another one is added.
@@ -89,7 +90,7 @@ def next_decision(
     if before.replicas < bounds.most and is_queue_too_long:
         more = min(bounds.most, before.replicas + max(1, before.replicas // 2))
         waited_s = demand.waited.total_seconds()
-        why = f"{demand.waiting} requests wait, the longest {waited_s:.1f} s"
+        why = f"{count(demand.waiting, 'request waits', 'requests wait')}, the longest {waited_s:.1f} s"
         return _changed(before, more, now, why)
 
     calm = now - before.calm_since

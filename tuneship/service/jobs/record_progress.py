@@ -9,6 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tuneship.contract.common import count
 from tuneship.contract.jobs import JobStatus
 from tuneship.service.jobs.attempts import ENDS, Attempt
 from tuneship.store.database import rows, tables
@@ -113,7 +114,7 @@ def _store_line(connection: sa.Connection, attempt: Attempt, line: Line, now: da
         attempt.furthest_step = job_records.last_step_of(connection, claim.job_id)
         totals = {name: line[name] for name in ("total_steps", "total_epochs")}
         job_leases.write(connection, claim, updated_at=now, **totals)
-        text = f"training {line['training_examples']} examples in {line['total_steps']} steps"
+        text = f"training {count(line['training_examples'], 'example')} in {count(line['total_steps'], 'step')}"
         if resumed_from:
             text += f", from step {resumed_from} on"
         job_records.add_log(connection, claim.job_id, now, "info", text)

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from tuneship.contract.common import count
 from tuneship.contract.datasets import DatasetStatus, DatasetUpload
 from tuneship.contract.errors import DatasetError, ErrorDetail, ResourceNotFound
 from tuneship.contract.graders import Grader
@@ -69,7 +70,7 @@ class _Problems:
             return
         first = self._details[0]
         place = first.field or "it" if first.line is None else f"line {first.line}: {first.field}"
-        text = f"{self._count} rows cannot be used; the first: {place} {first.message}"
+        text = f"{count(self._count, 'row')} cannot be used; the first: {place} {first.message}"
         param = SOURCE if first.line is not None else first.field
         raise DatasetError(text, param=param, details=self._details)
 

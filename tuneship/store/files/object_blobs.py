@@ -20,6 +20,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import from_url
 
+from tuneship.contract.common import count
 from tuneship.store.database.write_queue import refuse_while_writing
 from tuneship.store.files.blob_cache import BlobCache
 from tuneship.store.files.blobs import (
@@ -232,8 +233,8 @@ class ObjectBlobs:
                 return
             if strange := self.names() - set(known):
                 raise StoreRefused(
-                    f"{self.place} holds {len(strange)} datasets or models that this installation does not know, and "
-                    f"no {MARK}: name an empty bucket or prefix"
+                    f"{self.place} holds {count(len(strange), 'dataset or model', 'datasets or models')} that this "
+                    f"installation does not know, and no {MARK}: name an empty bucket or prefix"
                 )
             with self._asked(), suppress(AlreadyExistsError):
                 # Of two installations that come at once, the store lets one write.

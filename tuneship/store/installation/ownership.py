@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from tuneship.contract.common import count
 from tuneship.host.durable import write_private
 from tuneship.host.startup import StartupError
 from tuneship.store.database.database import SQLITE_FILE, parsed_url, url_of
@@ -71,8 +72,8 @@ def check_ownership(data_dir: Path, url: str, found: FoundDatabase) -> None:
         if files:
             raise DatabaseIsEmpty(
                 f"the database {name!r} is missing or empty, but {data_dir} holds the files of "
-                f"{len(files)} datasets, models or jobs: restore the database (docs/operations.md), or "
-                "name an empty data directory"
+                f"{count(len(files), 'dataset, model or job', 'datasets, models or jobs')}: restore the database "
+                "(docs/operations.md), or name an empty data directory"
             )
         if record is not None:
             raise DatabaseIsEmpty(
@@ -119,13 +120,13 @@ def _check_pair(data_dir: Path, record: OwnershipRecord, found: FoundDatabase, n
     # The file is written before the row, so a kill in between leaves the row one start behind.
     if found.starts < record.starts - 1:
         raise FilesOfAnotherDatabase(
-            f"the database {name!r} is older than the files in {data_dir} ({found.starts} starts, "
+            f"the database {name!r} is older than the files in {data_dir} ({count(found.starts, 'start')}, "
             f"not {record.starts}): restore the newest database (docs/operations.md); "
             f"{_override(data_dir, found)}"
         )
     if found.starts > record.starts:
         raise FilesOfAnotherDatabase(
-            f"the files in {data_dir} are older than the database {name!r} ({record.starts} starts, "
+            f"the files in {data_dir} are older than the database {name!r} ({count(record.starts, 'start')}, "
             f"not {found.starts}), or it was used with another data directory: name the newest; "
             f"{_override(data_dir, found)}"
         )

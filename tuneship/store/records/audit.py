@@ -148,7 +148,7 @@ class Chain:
         found: list[UnlinkedAuditRow] = fetch_all(connection, query.limit(LINKED_AT_ONCE))
         genuine = [row for row in found if self._is_genuine(row)]
         if len(genuine) < len(found):
-            text = "%d rows that wait for the audit chain were not written by this service"
+            text = "rows that wait for the audit chain, and were not written by this service: %d"
             logger.error(text, len(found) - len(genuine))
         self._append(connection, genuine)
         positions = [row["position"] for row in genuine]

@@ -97,9 +97,8 @@ def read_data(
         if result.truncated:
             progress.log(
                 "warning",
-                f"{result.truncated} {name} examples are longer than the context length of "
-                f"{encoder.context_length} tokens and were cut; {result.dropped} of them had nothing "
-                "left to learn and were dropped",
+                f"{name} examples that are longer than the context length of {encoder.context_length} tokens and were "
+                f"cut: {result.truncated}; dropped, since nothing was left to learn: {result.dropped}",
             )
         return result
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tuneship.contract.common import DatasetId, JobId, ModelId
+from tuneship.contract.common import DatasetId, JobId, ModelId, count
 from tuneship.contract.datasets import DatasetStatus, list_datasets
 from tuneship.contract.errors import ModelNotFound
 from tuneship.contract.instances import list_instance_types
@@ -171,7 +171,7 @@ async def _datasets(client: PageClient) -> Choices:
         return ()
     found = (await client.datasets.list(limit=MOST_LISTED)).datasets
     return [
-        (one.id, f"{one.name}, {one.num_examples:,} examples, {day(one.created_at)}")
+        (one.id, f"{one.name}, {count(one.num_examples, 'example')}, {day(one.created_at)}")
         for one in found
         if one.status == DatasetStatus.PROCESSED
     ]

@@ -181,7 +181,7 @@ class ReleaseView:
         line = self.newest.get(_REACHED_BY.get(stage, ""))
         note = "" if state != "open" or self.release.status == "ended" else "not asked for"
         if stage == "data" and line and "training_examples" in line:
-            note = f"{line['training_examples']:,} examples"
+            note = count(line["training_examples"], "example")
         elif stage in ("training_gates", "smoke_test", "evaluation") and line:
             note = release_words.gates_note(line)
         elif stage == "canary" and self.story.reached:

@@ -3,6 +3,8 @@
 import logging
 from collections import Counter
 
+from tuneship.contract.common import count
+
 
 class LogBudget(logging.Filter):
     """Lets a number of lines of each kind through between two reports; a report counts those held back."""
@@ -24,5 +26,5 @@ class LogBudget(logging.Filter):
         seen, self._seen = self._seen, Counter()
         for kind, number in seen.items():
             if number > self._most:
-                text = "%d more lines of this kind were left out: %s"
-                logger.warning(text, number - self._most, kind)
+                text = "left out %s of this kind: %s"
+                logger.warning(text, count(number - self._most, "more line"), kind)
