@@ -18,6 +18,11 @@ APT_SOURCES =
 PURE = cards contract gates evaluation metrics traffic client
 TESTS = tests
 SINCE = HEAD~1
+# What the lowest versions are tried with: types, client, files, database, API and pipeline; a training and a release that are real.
+# Two files need libraries that tuneship does not.
+OLDEST_TESTS = --ignore tests/unit/contract/test_openai_document.py --ignore tests/unit/client/test_records.py \
+  tests/unit/contract tests/unit/client tests/unit/cli/test_live.py tests/unit/store tests/service/jobs \
+  tests/service/monitoring tests/flows/script/test_script.py tests/system/test_real_processes.py tests/end_to_end/test_hipaa_release.py
 EVERY_CHANGE = (not slow and not soak) or essential
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Only files whose hashes are in a lock; none is built here, which would download what builds it.
@@ -30,9 +35,9 @@ NEEDED = pyproject.toml packaging/client/pyproject.toml constraints.txt packagin
 
 # Before tuneship-client was a distribution, tuneship had its files: removing the one would take them from the other.
 # The stamp goes first, so that an installation that was interrupted is done again by the next command.
-FORGET = rm -f $(VENV)/service.stamp && $(BIN)/python -m pip uninstall -qq --yes tuneship tuneship-client
+FORGET = rm -f $(VENV)/service.stamp $(VENV)/oldest.stamp && $(BIN)/python -m pip uninstall -qq --yes tuneship tuneship-client
 
-.PHONY: demo demo-smollm2 demo-cluster up down up-cluster down-cluster quick test test-all coverage soak zoo check bench lock packages image docs clean
+.PHONY: demo demo-smollm2 demo-cluster up down up-cluster down-cluster quick test oldest test-all coverage soak zoo check bench lock packages image docs clean
 
 demo: $(VENV)/service.stamp ## four releases: a good one, bad data, bad behaviour, worse answers
 	@$(BIN)/python examples/demo.py $(DEMO)
@@ -60,6 +65,11 @@ quick: $(VENV)/dev.stamp ## the fast tests of what was changed since the commit 
 
 test: $(VENV)/dev.stamp coverage ## what every change must pass: the fast tests and one of each kind of the slow ones
 	$(BIN)/python -m $(PYTEST) -m "$(EVERY_CHANGE)" $(PURE:%=--ignore=tests/unit/%) $(TESTS)
+
+oldest: ## a training, a release and other tests with the lowest versions that pyproject.toml allows, in an environment of their own
+	@$(MAKE) VENV=$(VENV)-oldest $(VENV)-oldest/oldest.stamp
+	@# What they warn of has been mended in versions since.
+	$(VENV)-oldest/bin/python -m $(PYTEST) -W default -m "not soak and not postgres" $(OLDEST_TESTS)
 
 test-all: $(VENV)/dev.stamp ## every other test but `make soak`
 	$(BIN)/python -m $(PYTEST) -m "slow and not soak and not essential" $(TESTS)
@@ -109,7 +119,7 @@ docs: $(VENV)/docs.stamp ## the documentation as a site, in build/docs; a link t
 	@echo "open build/docs/docs/index.html"
 
 clean: ## forget the environment and the demos' files
-	rm -rf $(VENV) build .demo .demo-smollm2 .demo-cluster .cluster
+	rm -rf $(VENV) $(VENV)-oldest build .demo .demo-smollm2 .demo-cluster .cluster
 
 $(VENV)/python.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || { \
@@ -130,6 +140,13 @@ $(VENV)/service.stamp: $(VENV)/python.stamp $(NEEDED)
 
 $(VENV)/gguf.stamp: $(VENV)/service.stamp packaging/locked/gguf.txt
 	$(LOCKED) -r packaging/locked/gguf.txt
+	@touch $@
+
+$(VENV)/oldest.stamp: $(VENV)/python.stamp $(NEEDED) packaging/locked/oldest.txt
+	@$(FORGET)
+	$(BUILDS) -r packaging/locked/oldest.txt
+	$(TORCH)
+	$(OWN)
 	@touch $@
 
 $(VENV)/docs.stamp: $(VENV)/service.stamp packaging/locked/docs.txt

@@ -29,7 +29,7 @@ from urllib.parse import quote
 
 from packaging.markers import Marker
 
-from tuneship.dossier.components import components
+from tuneship.dossier.components import components, named_licenses
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "deployments" / "image" / "Dockerfile"
@@ -223,9 +223,8 @@ def revision() -> str:
 
 def contents(built: Built, root: Path) -> dict[str, Any]:
     """The CycloneDX list of an image: Debian's packages and Python's."""
-    status = (root / "var" / "lib" / "dpkg" / "status").read_text()
     paths = [str(one) for one in (root / "opt" / "tuneship" / "lib").glob("python3*/site-packages")]
-    listed = components(metadata.distributions(path=paths), debian_components(status))
+    listed = components(metadata.distributions(path=paths), debian_components(root))
     image = {
         "type": "container",
         "name": built.name,
@@ -239,20 +238,27 @@ def contents(built: Built, root: Path) -> dict[str, Any]:
     }
 
 
-def debian_components(status: str) -> Iterator[dict[str, Any]]:
-    """The packages in dpkg's own list, as components."""
-    for entry in status.split("\n\n"):
+def debian_components(root: Path) -> Iterator[dict[str, Any]]:
+    """The packages in dpkg's own list below `root`, as components, with the licences that Debian names."""
+    status = root / "var" / "lib" / "dpkg" / "status"
+    for entry in status.read_text().split("\n\n"):
         fields = dict(re.findall(r"^([A-Za-z-]+): (.+)$", entry, re.MULTILINE))
         if fields.get("Status") == "install ok installed":
             name, version = fields["Package"], fields["Version"]
             purl = f"pkg:deb/debian/{quote(name)}@{quote(version, safe='')}?arch={fields['Architecture']}"
-            yield {
+            made = {
                 "type": "library",
                 "bom-ref": purl,
                 "name": name,
                 "version": version,
                 "purl": purl,
             }
+            file = root / "usr" / "share" / "doc" / name / "copyright"
+            text = file.read_text(errors="replace") if file.is_file() else ""
+            # Other files than those in Debian's format are prose, whose words are nobody's names of licences.
+            is_listed = text.startswith("Format:")
+            names = re.findall(r"^License: *(\S.*)$", text, re.MULTILINE) if is_listed else ()
+            yield made | named_licenses(names)
 
 
 @contextmanager

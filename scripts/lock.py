@@ -5,7 +5,8 @@ Run `make lock` after a change of the dependencies in a `pyproject.toml`. To cha
 first.
 
 torch is in locks of its own, one for each of its builds: the CPU build comes from a place that not every machine has.
-All other locks hold for every platform and version of Python that is supported.
+All other locks hold for every platform and version of Python that is supported. `oldest.txt`, for `make oldest`, has
+the lowest versions that the two project files allow, with the newest versions of what these need.
 """
 
 import json
@@ -42,6 +43,9 @@ MORE = {
     "development": ("service",),
     "docs": ("service",),
 }
+# The lock of the lowest versions that are allowed, with what its tests use; it stands alone.
+OLDEST = "oldest"
+OLDEST_EXTRAS = ("service", "postgres", "objects", "parquet", "otel", "evaluation", "gguf")
 # The lock of what builds both distributions: without it, pip would download the newest build backend.
 BUILD = "build"
 # The builds of torch, with what each needs: one version of Python on Linux, x86-64.
@@ -83,9 +87,9 @@ def places_of_wheels() -> list[str]:
     return [option for place in found for option in ("--find-links", place)]
 
 
-def compiled(source: str, *options: str, torch: str) -> str:
+def compiled(source: str, *options: str, torch: str, constraints: str = LOCK.name) -> str:
     """Compile one lock with uv. `source`: a project file, or requirements one a line; `torch`: the version it takes."""
-    fixed = f"-c {LOCK.name} --generate-hashes --no-strip-extras --no-annotate --python-version 3.11 --quiet"
+    fixed = f"-c {constraints} --generate-hashes --no-strip-extras --no-annotate --python-version 3.11 --quiet"
     own = ["--no-emit-package", "tuneship-client", "--custom-compile-command", "make lock"]
     with tempfile.TemporaryDirectory() as folder:
         wanted, chosen = Path(folder) / "wanted.in", Path(folder) / "torch.txt"
@@ -125,6 +129,16 @@ def locks() -> dict[str, str]:
         options = [part for extra in extras for part in ("--extra", extra)]
         made[name] = compiled(
             f"{project}/pyproject.toml", *options, *everywhere, torch=f"{torch}+cpu"
+        )
+    extras = [part for extra in OLDEST_EXTRAS for part in ("--extra", extra)]
+    lowest = [*extras, "--group", OLDEST]
+    lowest += ["--resolution", "lowest-direct", "--fork-strategy", "fewest"]
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as build:
+        # Both are installed together.
+        build.write(made[BUILD])
+        build.flush()
+        made[OLDEST] = compiled(
+            "./pyproject.toml", *lowest, *everywhere, torch=f"{torch}+cpu", constraints=build.name
         )
     return made | {
         name: _without(made[name], [made[base] for base in bases]) for name, bases in MORE.items()

@@ -1,6 +1,7 @@
 """Both images are built and tried on this machine, and the files beside them say what is inside."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from scripts.image import IMAGES, for_the_images, missing
+from scripts.image import IMAGES, LOCKS, debian_components, for_the_images, missing
 from tests.support.package_index import need_package_index
 from tests.support.service.processes import ROOT
 
@@ -28,6 +29,30 @@ def test_a_download_takes_what_the_images_python_may_need() -> None:
     )
     taken = for_the_images(f"# a comment\n{old}{new}{other}{plain}")
     assert taken == f"# a comment\nold==1{hashes}plain==1{hashes}"
+
+
+def test_a_package_of_debian_has_the_licences_that_its_copyright_file_names(tmp_path: Path) -> None:
+    (tmp_path / "var" / "lib" / "dpkg").mkdir(parents=True)
+    entries = [
+        f"Package: {name}\nStatus: {status}\nArchitecture: amd64\nVersion: 1:2.0-1\n"
+        for name, status in (
+            ("listed", "install ok installed"),
+            ("prose", "install ok installed"),
+            ("bare", "install ok installed"),
+            ("gone", "deinstall ok config-files"),
+        )
+    ]
+    (tmp_path / "var" / "lib" / "dpkg" / "status").write_text("\n".join(entries))
+    listed = "Format: https://example.org\n\nFiles: *\nLicense: GPL-2+ or Artistic\n\nLicense: MIT\n text"
+    for name, text in (("listed", listed), ("prose", "It is free.\nLicense: see below\n")):
+        (tmp_path / "usr" / "share" / "doc" / name).mkdir(parents=True)
+        (tmp_path / "usr" / "share" / "doc" / name / "copyright").write_text(text)
+    found = {one["name"]: one for one in debian_components(tmp_path)}
+    assert set(found) == {"listed", "prose", "bare"}
+    assert found["bare"]["purl"] == "pkg:deb/debian/bare@1%3A2.0-1?arch=amd64"
+    names = [one["license"]["name"] for one in found["listed"]["licenses"]]
+    assert names == ["GPL-2+ or Artistic", "MIT"]
+    assert not any("licenses" in found[name] for name in ("prose", "bare"))
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +92,18 @@ def test_an_image_runs_and_its_files_say_what_it_is(made: Path, name: str) -> No
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(listed) is None
     inside = json.loads(listed)
     assert inside["metadata"]["component"]["hashes"][0]["content"] in digest
+    listed_python = {
+        f"{one['name']}=={one['version']}"
+        for one in inside["components"]
+        if one["purl"].startswith("pkg:pypi/")
+    }
+    locks = [lock for lock in LOCKS if lock != "build" and (lock != "node" or name.endswith(lock))]
+    for lock in locks:
+        text = for_the_images((ROOT / "packaging" / "locked" / f"{lock}.txt").read_text())
+        locked = re.findall(r"^([a-z0-9-]+)(?:\[.*\])?(==\S+)", text, re.MULTILINE)
+        assert {"".join(one) for one in locked} <= listed_python
+    without = [one["name"] for one in inside["components"] if "licenses" not in one]
+    assert len(without) < len(inside["components"]) / 4, without
     kinds = {one["purl"].partition("@")[0] for one in inside["components"]}
     assert {"pkg:deb/debian/python3.11", "pkg:deb/debian/tini", "pkg:pypi/torch"} <= kinds
     assert {"pkg:pypi/tuneship", "pkg:pypi/tuneship-client"} <= kinds

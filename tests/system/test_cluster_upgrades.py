@@ -184,9 +184,10 @@ def _upgrade(members: Members, versions: Sequence[Starter]) -> None:
                 serve.start()
         load.goes_on()
     rate = len(load.durations_s) / (time.monotonic() - began)
-    p99_ms = quantiles(load.durations_s, n=100)[-1] * 1000
+    *_, p95, _, _, _, p99 = (1000 * duration for duration in quantiles(load.durations_s, n=100))
     print(  # noqa: T201 - the figures of the run
-        f"{len(versions)} rounds: {len(load.durations_s)} answers, {rate:.0f} a second, p99 {p99_ms:.0f} ms"
+        f"{len(versions)} rounds: {len(load.durations_s)} answers, {rate:.0f} a second, p95 {p95:.0f} ms,"
+        f" p99 {p99:.0f} ms, {len(load.failures)} failed"
     )
     assert load.failures == []
     for each in members.clients:

@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.version import Version
+
+from scripts.lock import OLDEST_EXTRAS
 
 ROOT = Path(__file__).parents[2]
 LOCKED = sorted((ROOT / "packaging" / "locked").glob("*.txt"))
@@ -126,7 +129,28 @@ def test_a_lock_has_the_tested_versions_with_hashes_and_no_place(lock: Path) -> 
         for name, version in pins.items()
         if canonical(name) in tested and version.removesuffix("+cpu") != tested[canonical(name)]
     }
-    assert other == {}
+    # This one has the lowest versions that are allowed.
+    assert bool(other) == (lock.stem == "oldest")
+
+
+@pytest.mark.parametrize("folder", [".", "packaging/client"])
+def test_every_lower_bound_is_a_version_that_make_oldest_tries(folder: str) -> None:
+    """An extra that is not tried there is for a program of its own: a tracker, Ray, a site."""
+    tried = dict(PIN.findall((ROOT / "packaging" / "locked" / "oldest.txt").read_text()))
+    metadata = project(folder)["project"]
+    extras = metadata["optional-dependencies"]
+    listed = [text for extra in {*OLDEST_EXTRAS, "cli"} & {*extras} for text in extras[extra]]
+    bounds = dict[str, str]()
+    for wanted in map(Requirement, [*metadata["dependencies"], *listed]):
+        for one in wanted.specifier:
+            if one.operator == ">=":
+                bounds[canonical(wanted.name)] = one.version
+    # No processor's build of its lowest version is to be had where this is written; that one was tried on a GPU.
+    bounds.pop("torch", None)
+    assert len(bounds) > 5
+    assert {name: Version(tried[name]) for name in bounds} == {
+        name: Version(version) for name, version in bounds.items()
+    }
 
 
 def test_torch_and_libraries_for_gpus_are_in_no_lock_but_that_of_their_build() -> None:
@@ -150,7 +174,9 @@ def test_make_installs_nothing_that_has_no_hash_but_torch() -> None:
     assert makefile.count("$(PIP)") == 3
     assert makefile.count("pip install") == 1
     named = re.findall(r"-r packaging/locked/([a-z-]+)\.txt", makefile)
-    assert {"service", "build", "gguf", "node", "cluster", "docs", "development"} == set(named)
+    assert {"service", "build", "gguf", "node", "cluster", "docs", "development", "oldest"} == set(
+        named
+    )
     assert set(named) <= {lock.stem for lock in LOCKED}
 
 

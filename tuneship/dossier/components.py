@@ -56,6 +56,21 @@ def _component(name: str, one: metadata.Distribution) -> dict[str, Any]:
         "version": one.version,
         "purl": purl,
     }
-    if "License-Expression" not in one.metadata:
-        return made
-    return made | {"licenses": [{"expression": one.metadata["License-Expression"]}]}
+    if "License-Expression" in one.metadata:
+        return made | {"licenses": [{"expression": one.metadata["License-Expression"]}]}
+    # Older metadata has a name, or the whole text, in this field; what it always may have is classifiers.
+    written = (text.strip() for text in one.metadata.get_all("License") or ())
+    classifiers = one.metadata.get_all("Classifier") or ()
+    licenses = named_licenses(text for text in written if text != "UNKNOWN" and "\n" not in text)
+    return made | (
+        licenses
+        or named_licenses(
+            text.rpartition(" :: ")[2] for text in classifiers if text.startswith("License ::")
+        )
+    )
+
+
+def named_licenses(names: Iterable[str]) -> dict[str, Any]:
+    """The field of a component for licences that are known by names, which need not be SPDX's; empty for none."""
+    named = [{"license": {"name": name}} for name in dict.fromkeys(names) if name]
+    return {"licenses": named} if named else {}

@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import socket
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from tests.support.service.processes import ROOT
 from tuneship.cli.main import app
 
 
@@ -38,6 +40,39 @@ def test_a_model_that_does_not_fit_is_marked() -> None:
     assert (code, rows["a replica"][1], rows["to train it"][1]) == (4, False, False)
     _, small = found("--parameters", "1m")
     assert small["a replica"] == ("about 0.2 GiB of memory", True)
+
+
+# What the first column of both tables names.
+SIZES = {"0.1 B": "135M", "0.5 B": "494M", "1.5 B": "1.54B", "8 B": "8.03B"}
+
+
+@pytest.mark.parametrize(
+    ("page", "columns"),
+    [
+        ("README.md", {"to train it": 1, "a replica": 3}),
+        ("docs/first-release.md", {"to add it": 1, "to train it": 2, "a replica": 5}),
+    ],
+)
+def test_the_tables_of_the_documentation_say_what_it_says(
+    page: str, columns: dict[str, int]
+) -> None:
+    rows = re.findall(r"^\| (\d\S* B\b.*) \|$", (ROOT / page).read_text(), re.MULTILINE)
+    cells = [row.split(" | ") for row in rows]
+    assert [" ".join(row[0].split()[:2]) for row in cells] == list(SIZES)
+    for row, size in zip(cells, SIZES.values(), strict=True):
+        _, needs = found("--parameters", size)
+        for what, column in columns.items():
+            computed = float(needs[what][0].split()[1])
+            written = re.findall(r"(\*\*)?([\d.]+) GiB", row[column])[0]
+            is_measured, gib = bool(written[0]), float(written[1])
+            tolerance = 0.11 * gib if is_measured else 0.5
+            assert computed == pytest.approx(gib, abs=tolerance), (size, what)
+
+
+def test_a_training_needs_no_more_than_one_row_of_a_step() -> None:
+    _, rows = found("--parameters", "1.54B")
+    text = "about 8.0 GiB of memory for steps of 16 rows of 60 tokens, at least 4.0 GiB"
+    assert rows["to train it"][0] == text
 
 
 def test_a_port_in_use_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 Nothing is started or changed. Exit code 0; 4 where a service cannot run here, or the model would not fit.
 """
 
+import math
 import os
 import platform
 import re
@@ -25,13 +26,16 @@ UNFIT = 4
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([MB])", re.IGNORECASE)
 UNITS = {"M": 1e6, "B": 1e9}
 GIB = 1 << 30
-# Measured up to 0.5 B parameters and computed beyond (docs/first-release.md): GiB for the process, bytes for each
-# parameter. A training has the weights in bfloat16 and, for an adapter of 1 % of them, 16 bytes a parameter.
+# The tables of README.md and docs/first-release.md are computed with these, and say what was measured: GiB for the
+# process, bytes for each parameter, and GiB for what a step keeps, by the square root of a billion parameters. A
+# training has the weights in bfloat16 and, for an adapter of 1 % of them, 16 bytes a parameter.
 NEEDS = {
-    "to add it": (0.7, 6.5, "about {}"),
-    "to train it": (0.6, 2.16, "at least {}, more for long rows"),
-    "a replica": (0.2, 5.5, "about {}"),
+    "to add it": (0.7, 6.5, 0.0),
+    "to train it": (0.6, 2.16, 3.5),
+    "a replica": (0.2, 5.5, 0.0),
 }
+# Of such a step; with less memory, a training computes it row by row.
+ROWS, TOKENS = 16, 60
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -129,9 +133,14 @@ def _needs(size: float) -> Iterator[tuple[str, str, bool]]:
     from tuneship.host.machine import this_machine  # noqa: PLC0415 - the light install
 
     has = this_machine().memory_bytes
-    for what, (fixed, each, text) in NEEDS.items():
+    for what, (fixed, each, kept) in NEEDS.items():
         needed = fixed * GIB + each * size
-        yield what, text.format(f"{_gib(needed)} of memory"), needed <= has
+        step = kept * GIB * math.sqrt(size / 1e9)
+        text = f"about {_gib(needed + step)} of memory"
+        if step:
+            needed += step / ROWS
+            text += f" for steps of {ROWS} rows of {TOKENS} tokens, at least {_gib(needed)}"
+        yield what, text, needed <= has
 
 
 def _gib(amount: float) -> str:
