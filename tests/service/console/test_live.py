@@ -69,6 +69,14 @@ def test_a_stream_of_no_page_is_refused(service: Service) -> None:
     assert signed_in(service).open("/console/live?page=/console/nope").status_code == 404
 
 
+def test_a_stream_of_another_session_is_refused(service: Service) -> None:
+    browser, other = signed_in(service), signed_in(service, client="bob")
+    marks = [one.open("/console/session").json()["session"] for one in (browser, other)]
+    assert marks[0] != marks[1]
+    answer = browser.open(f"/console/live?page=/console/jobs&session={marks[1]}")
+    assert (answer.status_code, answer.text) == (200, "event: end\ndata: signed out\n\n")
+
+
 def test_a_stream_shows_nothing_of_another_tenant(service: Service) -> None:
     job = service.job(client="bob")
     pipeline = PlayedPipeline(service, "one", "bob", model_name="theirs")

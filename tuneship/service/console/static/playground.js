@@ -1,3 +1,5 @@
+import { check } from "./log-off.js";
+
 // Asks one or two deployments. What is typed and answered is on this page alone: in no address, and in nothing that a
 // browser keeps. Texts of people and of models reach the page as text nodes only.
 const form = document.getElementById("ask");
@@ -143,7 +145,8 @@ function start() {
         cache: "no-store",
         signal,
       });
-      if (reply.status === 401) location.reload();
+      // Perhaps the session has ended, or another one has begun in this browser.
+      if (reply.status === 401 || reply.status === 403) await check();
       if (!reply.ok) return refuse(letter, (await reply.json()).error);
       for await (const one of linesOf(reply.body)) {
         if (one.error) return refuse(letter, one.error);

@@ -47,6 +47,10 @@ class Live:
         parts, principal = self._boundary.parts, request.state.principal
         address = own_path(request.query_params.get("page", ""))
         page_at(urlsplit(address).path)
+        session = request.state.session
+        if request.query_params.get("session", session.mark) != session.mark:
+            # The page is of an earlier session of this browser.
+            raise AuthenticationError("the session of the page has ended")
         context = Context(parts, principal.client_id, request.state.request_id)
         keys = self._boundary.keys
 
