@@ -262,3 +262,19 @@ def test_every_end_is_shown(service: Service, outcome: str) -> None:
     page = page_of(service, pipeline)
     assert OUTCOMES[outcome] in page.text
     assert words.STATES[outcome].word in page.text
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_checks_of_a_bake_are_planned_only_until_the_release_has_ended(
+    service: Service, outcome: str
+) -> None:
+    pipeline = PlayedPipeline(service, "one", kind="rollout")
+    line = line_of(begun("dep_" + "1" * 24, "dep_" + "2" * 24))
+    line["plan"] |= {"bake_looks": 3}
+    pipeline.tell(ROLLOUT, line)
+    pipeline.facts(SplitConfirmed(5, NOON), look(1, 9, 5))
+    assert "Bake3 checks planned" in page_of(service, pipeline).text
+    pipeline.own("ended", outcome=outcome, reason="stopped")
+    page = page_of(service, pipeline).text
+    assert "planned" not in page
+    assert ("Bake3 checks" in page) == (outcome == "promoted")
