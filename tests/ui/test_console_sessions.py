@@ -187,3 +187,19 @@ def test_filters_and_open_parts_stay_while_the_page_updates(
         lambda: window.evaluate("document.querySelector('details tbody').rows.length") == 2 or None
     )
     assert window.evaluate("document.querySelector('details').open") is True
+
+
+def test_an_open_page_says_that_its_subject_is_gone_and_where_to_go(
+    service: Service, window: Browser
+) -> None:
+    data = service.dataset(name="soon-gone")
+    sign_in(window, service, "Overview")
+    window.open(f"{service.url}/console/datasets/{data}", "soon-gone")
+    window.wait(lambda: window.evaluate("document.body.dataset.state") == "live" or None)
+    service.call("DELETE", f"/v1/datasets/{data}")
+    window.wait_for_text("It is gone, or was never here")
+    window.picture("gone")
+    assert "soon-gone" not in window.text
+    window.attempt("document.querySelector('main .primary').click()")
+    window.wait_for_text("newest first")
+    assert window.address == f"{service.url}/console/datasets"

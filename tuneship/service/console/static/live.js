@@ -42,7 +42,8 @@ function open() {
   source = new EventSource(`/console/live?${new URLSearchParams({ page: body.dataset.live, session })}`);
   source.addEventListener("main", event => { say("live"); put(event.data); });
   source.addEventListener("end", () => { close(); leave(); });
-  source.addEventListener("gone", () => { close(); say("stale"); });
+  // What the page was about: its place is taken by where to go.
+  source.addEventListener("gone", event => { close(); body.dataset.live = ""; put(event.data); });
   source.onerror = () => {
     say("stale");
     // At any status but 200 a browser gives up for good: the service is busy, or ends.

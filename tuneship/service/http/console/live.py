@@ -24,7 +24,7 @@ from tuneship.contract.errors import (
 from tuneship.service.answers.streaming import Frame as StreamFrame
 from tuneship.service.answers.streaming import Stream
 from tuneship.service.console.page import page_at
-from tuneship.service.console.rendering import live_part
+from tuneship.service.console.rendering import gone_page, live_part
 from tuneship.service.context.context import Context
 from tuneship.service.http.boundary import Boundary
 from tuneship.service.http.console.entry import END_SEEN_WITHIN_S, own_path, session_of
@@ -84,7 +84,9 @@ class Live:
                     return
                 except (PermissionDenied, ResourceNotFound, ModelNotFound) as error:
                     # What the page was about is gone, or this person may not see it any more.
-                    yield [StreamFrame("gone", error.code)]
+                    page, _ = page_at(urlsplit(address).path)
+                    text = gone_page(error, page, self._visits.frame(request, page), is_live=True)
+                    yield [StreamFrame("gone", text)]
                     return
                 except ApiError:
                     # The database is away for a moment, or too much is asked: the next look may succeed.
