@@ -155,6 +155,22 @@ def test_a_form_that_is_sent_after_the_end_leads_back_to_its_page(
     assert window.address == f"{service.url}{page}"
 
 
+def test_a_refused_form_that_is_sent_after_the_end_leads_back_to_its_page(
+    service: Service, window: Browser
+) -> None:
+    service.dataset()
+    sign_in(window, service, "Overview")
+    page = f"{service.url}/console/jobs/new"
+    window.open(page, "Start training")
+    window.press("Start training")
+    window.wait_for_text("model_name is required")
+    assert window.address == page
+    window.forget()
+    window.press("Start training")
+    window.wait_for_text("What you sent was not carried out")
+    assert window.address.endswith("?ended=unsent&next=%2Fconsole%2Fjobs%2Fnew")
+
+
 def test_a_link_that_changes_only_the_fragment_signs_in(service: Service, window: Browser) -> None:
     window.forget()
     window.open(f"{service.url}/console/sign-in", "Code of the link")

@@ -94,6 +94,8 @@ function used(event) {
   check("POST");
 }
 
+// The answer to a form that was refused has no address that can be opened: that of its page stands for it.
+if (location.pathname.startsWith("/console/do/") && !location.search) history.replaceState(null, "", given.next);
 arm({ idle: Number(given.idleLeft), whole: Number(given.wholeLeft) });
 const clock = setInterval(look, 1000);
 for (const kind of ["keydown", "pointerdown", "wheel"]) addEventListener(kind, used, { capture: true, passive: true });
