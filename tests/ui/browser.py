@@ -223,6 +223,17 @@ class Browser:
         """Lose all cookies."""
         self._driver.delete_all_cookies()
 
+    def open_window(self) -> str:
+        """Go on in another window of the same browser; returns the one that was in front, for `go_to`."""
+        before = self._driver.current_window_handle
+        self._driver.switch_to.new_window("window")
+        return before
+
+    def go_to(self, window: str) -> None:
+        """Close this window, and go on in another one."""
+        self._driver.close()
+        self._driver.switch_to.window(window)
+
     def tab_to(self, selector: str) -> None:
         """Move the focus by the Tab key to the element that matches a selector of CSS."""
         for _ in range(200):

@@ -202,6 +202,16 @@ def test_every_page_fits_at_400_percent(served: dict[str, Any], window: Browser,
     assert found == []
 
 
+def test_a_phone_shows_every_stage_of_a_release(served: dict[str, Any], window: Browser) -> None:
+    window.resize(*SIZES[1])
+    window.open(f"{served['service'].url}/console/releases/{served['release'].id}", "Approval")
+    places = "[...document.querySelectorAll('#stages li')].map(one => one.getBoundingClientRect())"
+    seen = window.evaluate(f"{places}.map(one => [one.left, one.right, one.height])")
+    window.resize(*SIZES[0])
+    assert len(seen) == len(window.evaluate(places)) == 9
+    assert all(left >= 0 and right <= SIZES[1][0] and height for left, right, height in seen)
+
+
 def test_a_release_is_printed_on_two_pages(served: dict[str, Any], window: Browser) -> None:
     place = f"/console/releases/{served['release'].id}"
     window.open(f"{served['service'].url}{place}", "waiting for a person")

@@ -294,9 +294,21 @@ def test_nothing_is_kept_when_the_page_is_left_or_the_session_ends(
         fields = "new URLSearchParams({form_token: document.getElementById('ask').dataset.token})"
         window.evaluate(f"fetch('/console/sign-out', {{method: 'POST', body: {fields}}})")
         window.wait_for_text("Code of the link")
+        assert not [one for one in window.complaints() if "TypeError" in one]
         assert SECRET not in window.evaluate(held)
         window.back()
         window.wait_for_text("Sign in")
+        assert SECRET not in window.evaluate(held)
+        # Another session has begun in the same browser.
+        sign_in(service, window)
+        page.open()
+        window.forget()
+        code = link_of(service, "bob").partition("#")[2]
+        before = window.open_window()
+        window.open(f"{service.url}/console/sign-in#{code}", "tenant bob")
+        window.go_to(before)
+        page.ask(SECRET)
+        window.wait_for_text("You are signed in to the tenant bob")
         assert SECRET not in window.evaluate(held)
     # The driver's log beside it has what the test typed.
     kept = contents_below(tmp_path / "profile")

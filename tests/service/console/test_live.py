@@ -8,9 +8,11 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.service.console import Browser, Follower, signed_in
-from tests.support.service.in_process import Service
+from tests.support.service.in_process import Service, split
 from tests.support.service.releases import PlayedPipeline
 from tests.support.waiting import PATIENCE_S
+from tuneship.service.console.page import ConsolePage
+from tuneship.service.http.console import live
 from tuneship.service.releases.kept_lines import without_comment
 from tuneship.store.database import tables
 from tuneship.store.records import release_records
@@ -67,6 +69,14 @@ def test_an_open_page_keeps_nobody_signed_in(service: Service) -> None:
 
 def test_a_stream_of_no_page_is_refused(service: Service) -> None:
     assert signed_in(service).open("/console/live?page=/console/nope").status_code == 404
+
+
+def test_a_stream_of_another_session_is_refused(service: Service) -> None:
+    browser, other = signed_in(service), signed_in(service, client="bob")
+    marks = [one.open("/console/session").json()["session"] for one in (browser, other)]
+    assert marks[0] != marks[1]
+    answer = browser.open(f"/console/live?page=/console/jobs&session={marks[1]}")
+    assert (answer.status_code, answer.text) == (200, "event: end\ndata: signed out\n\n")
 
 
 def test_a_stream_shows_nothing_of_another_tenant(service: Service) -> None:
@@ -154,6 +164,85 @@ def test_a_comment_that_is_removed_leaves_an_open_page_as_well(service: Service)
         assert "Eve decided" in text
 
     follow(service, f"/console/releases/{pipeline.id}", work)
+
+
+def test_a_page_is_read_again_only_after_something_was_written(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads, renders = 0, 0
+    read, render = ConsolePage.view, live.live_part
+    job = service.job()
+
+    async def counted(*given: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        return await read(*given)
+
+    def rendered(*given: Any) -> str:
+        nonlocal renders
+        renders += 1
+        return render(*given)
+
+    monkeypatch.setattr(live, "RENDER_EVERY_S", 0.02)
+    monkeypatch.setattr(live, "READ_AT_LEAST_EVERY_S", 1e6)
+    monkeypatch.setattr(ConsolePage, "view", counted)
+    monkeypatch.setattr(live, "live_part", rendered)
+
+    def has_rendered_without_reading() -> bool:
+        before = reads, renders
+        service.until(lambda: renders >= before[1] + 3)
+        return reads == before[0]
+
+    async def work(follower: Follower, _: Browser) -> None:
+        await follower.next()
+        await asyncio.to_thread(service.until, has_rendered_without_reading)
+        before = reads
+        # Beside other writers, as metrics and logs are written.
+        with service.database.write_beside() as connection:
+            connection.execute(sa.update(tables.jobs).values(model_name="written-beside"))
+        text = ""
+        while "written-beside" not in text:
+            text = (await follower.next())[1]
+        assert reads > before
+        # An open page shows how time passes.
+        await asyncio.to_thread(service.until, has_rendered_without_reading)
+
+    follow(service, f"/console/jobs/{job}", work)
+
+
+def test_the_words_of_a_page_name_the_time_although_nothing_is_written(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "RENDER_EVERY_S", 0.02)
+    monkeypatch.setattr(live, "READ_AT_LEAST_EVERY_S", 1e6)
+    old, new = service.deployment("old"), service.deployment("new")
+    fallback = split({old: 100, new: 0})["deployments"]
+    lease = {"seconds": 600, "fallback": fallback}
+    endpoint = service.canary("notes", {old: 50, new: 50}, lease=lease)
+
+    async def work(follower: Follower, _: Browser) -> None:
+        text = (await follower.next())[1]
+        assert "9 min" in text
+        service.clock.ahead = timedelta(minutes=5)
+        while "4 min" not in text:
+            text = (await follower.next())[1]
+
+    follow(service, f"/console/endpoints/{endpoint}", work)
+
+
+def test_a_few_looks_follow_writes_at_once_and_later_ones_a_second_apart() -> None:
+    pace = live.LookPace()
+    soon = live.WRITES_TOGETHER_S
+    assert pace.pause(100.0) == pytest.approx(soon)
+    # As many writes as there can be: each comes when the look before it has been made.
+    now, pauses = 100.0, list[float]()
+    for _ in range(12):
+        pauses.append(pace.pause(now))
+        now += pauses[-1]
+    assert pauses[: live.LOOKS_SOONER] == pytest.approx([soon] * live.LOOKS_SOONER)
+    assert pauses[-5:] == pytest.approx([live.LOOK_EVERY_S] * 5)
+    # After a pause they are soon again.
+    assert pace.pause(now + 60) == pytest.approx(soon)
 
 
 def test_an_idle_page_is_sent_once(service: Service) -> None:

@@ -33,6 +33,7 @@ from tuneship.service.access.open_id import OpenId
 from tuneship.service.access.people_groups import GroupsFault
 from tuneship.service.background_requests.answering import BackgroundCaller, kept_caller
 from tuneship.service.context.context import Context
+from tuneship.service.http.console.open_id_sign_in import LONGEST_NEXT, MOST_BEGUN
 from tuneship.settings import ServiceSettings
 from tuneship.store.database import tables
 from tuneship.store.records import audit
@@ -327,7 +328,8 @@ def test_only_the_browser_that_began_ends_a_sign_in(
 ) -> None:
     browser = Browser(service, "cross-site")
     query = provider.authorize(begin(browser))
-    name = f"openid-{service.parts.sessions.installation}"
+    [name] = browser.cookies
+    assert name.startswith(f"openid-{service.parts.sessions.installation}-")
     if how == "no cookie":
         browser = Browser(service, "cross-site")
     elif how == "changed cookie":
@@ -341,6 +343,32 @@ def test_only_the_browser_that_began_ends_a_sign_in(
     assert "begin again" in answer.text
     assert not signs_in(service, answer)
     assert provider.token_requests == []
+
+
+def test_two_tabs_may_begin_a_sign_in_at_the_same_time(
+    service: Service, provider: FakeOpenIdProvider
+) -> None:
+    browser = Browser(service, "cross-site")
+    queries = {
+        then: provider.authorize(begin(browser, then))
+        for then in ("/console/jobs", "/console/models")
+    }
+    for then, query in queries.items():
+        answer = browser.open(f"{END}?{query}")
+        assert (answer.status_code, onward(answer)) == (200, then)
+    assert not [name for name in browser.cookies if name.startswith("openid-")]
+
+
+def test_a_browser_keeps_the_newest_sign_ins_that_it_began(
+    service: Service, provider: FakeOpenIdProvider
+) -> None:
+    browser = Browser(service, "cross-site")
+    longest = "/console/jobs?base_model=" + "x" * (LONGEST_NEXT - 25)
+    queries = [provider.authorize(begin(browser, longest)) for _ in range(MOST_BEGUN + 2)]
+    assert len(browser.cookies) == MOST_BEGUN
+    assert sum(len(name) + len(value) for name, value in browser.cookies.items()) < 8 << 10
+    statuses = [browser.open(f"{END}?{query}").status_code for query in queries]
+    assert statuses == [401] * 2 + [200] * MOST_BEGUN
 
 
 def test_a_code_signs_in_once(service: Service, provider: FakeOpenIdProvider) -> None:

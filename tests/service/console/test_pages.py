@@ -139,6 +139,10 @@ def test_a_page_of_another_tenant_is_no_page(world: World, path: str) -> None:
     name = re.sub(r"{(\w+)_of_other_tenant}", r"{\1_missing}", path)
     missing = browser.open(name.format(**{"model_missing": "x" * 8, **world.ids}))
     assert found.status_code == missing.status_code == 404
+    # Nor does a page say which of the two it is.
+    shown = Markup(found.text)
+    assert "It is gone, or was never here" in shown.text
+    assert "/console" in shown.links
     assert "bob" not in found.text
 
 
@@ -489,3 +493,49 @@ def test_settings_show_what_is_enforced_and_no_path_or_address(service: Service)
         assert hidden not in text
     assert "Deployments50" in text
     assert "Ends without use after15 min" in text
+
+
+def test_a_link_to_something_deleted_leads_to_a_page_that_says_so(service: Service) -> None:
+    browser = signed_in(service)
+    made = {
+        "datasets": service.dataset(),
+        "endpoints": service.endpoint("gone", service.deployment("kept")),
+        "models": service.model(),
+    }
+    for kind, identifier in made.items():
+        answer = service.call("DELETE", f"/v1/{kind}/{identifier}")
+        assert answer.status_code in (200, 202, 204), answer.text
+        page = browser.open(f"/console/{kind}/{identifier}")
+        assert page.status_code == 404
+        shown = Markup(page.text)
+        assert "It is gone, or was never here" in shown.text
+        assert f"/console/{kind}" in shown.links
+        assert "not live" not in shown.text
+
+
+def test_a_list_says_how_many_there_are_in_the_singular_the_plural_and_without_any(
+    service: Service,
+) -> None:
+    browser = signed_in(service)
+
+    def says(page: str) -> str:
+        text = Markup(browser.open(f"/console/{page}").text).text
+        return " ".join(text.partition("Overview")[2].split())
+
+    assert "No endpoint answers requests yet." in says("endpoints")
+    assert "No job." in says("jobs")
+    assert "No job in the state failed of tuneship-tiny." in says(
+        "jobs?status=failed&base_model=tuneship-tiny"
+    )
+    old, new = service.deployment("old"), service.deployment("new")
+    service.canary("first", {old: 50, new: 50})
+    assert "1 endpoint splits its traffic between models." in says("endpoints")
+    assert "to one model" not in says("endpoints")
+    service.canary("second", {old: 50, new: 50})
+    service.endpoint("third", old)
+    shown = says("endpoints")
+    assert "2 endpoints split their traffic between models. 1 endpoint leads to one model." in shown
+    service.job()
+    assert "1 job in the state queued, newest first." in says("jobs?status=queued") or (
+        "1 job in the state running, newest first." in says("jobs?status=running")
+    )

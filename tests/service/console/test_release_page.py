@@ -271,3 +271,19 @@ def test_a_release_whose_run_failed_is_not_called_stopped(service: Service) -> N
     shown = page.partition("</h1>")[2].partition("</div>")[0]
     assert "failed" in shown
     assert words.STATES["aborted"].word not in shown
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_checks_of_a_bake_are_planned_only_until_the_release_has_ended(
+    service: Service, outcome: str
+) -> None:
+    pipeline = PlayedPipeline(service, "one", kind="rollout")
+    line = line_of(begun("dep_" + "1" * 24, "dep_" + "2" * 24))
+    line["plan"] |= {"bake_looks": 3}
+    pipeline.tell(ROLLOUT, line)
+    pipeline.facts(SplitConfirmed(5, NOON), look(1, 9, 5))
+    assert "Bake3 checks planned" in page_of(service, pipeline).text
+    pipeline.own("ended", outcome=outcome, reason="stopped")
+    page = page_of(service, pipeline).text
+    assert "planned" not in page
+    assert ("Bake3 checks" in page) == (outcome == "promoted")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import timedelta
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -209,6 +210,36 @@ def test_a_form_needs_the_token_of_its_session(service: Service) -> None:
         assert browser.post("/console/sign-out", {"form_token": token}).status_code == 403
     assert service.job_status(job) not in ("cancelling", "cancelled")
     assert browser.open("/console").status_code == 200
+
+
+@pytest.mark.parametrize("how", ["ended", "another one began"])
+def test_a_form_that_comes_after_its_session_leads_back_to_its_page(
+    service: Service, how: str
+) -> None:
+    browser, job = signed_in(service), service.job()
+    fields = {"form_token": browser.form_token(), "job_id": job}
+    page = f"/console/do/cancel_job?job_id={job}&then=/console/jobs"
+    if how == "ended":
+        service.clock.ahead = timedelta(minutes=16)
+    else:
+        browser.post("/console/sign-in", {"code": code_of(link_of(service))})
+    answer = browser.post("/console/do/cancel_job", fields, headers={"Referer": service.url + page})
+    place = answer.headers["location"]
+    assert answer.status_code == 303
+    assert place == f"/console/sign-in?ended=unsent&next={quote(page, safe='')}"
+    shown = Markup(browser.open(place).text)
+    assert "What you sent was not carried out" in shown.text
+    assert page in [one.get("value") or one.get("href") for _, one in shown.tags]
+    assert service.job_status(job) not in ("cancelling", "cancelled")
+    # Without a page to return to, or with one of elsewhere, it still says so.
+    service.clock.ahead += timedelta(minutes=16)
+    for referer in ("", "https://evil.test/console/jobs", "//[", f"{service.url}/console/do/x"):
+        headers = {"Referer": referer} if referer else {}
+        answer = browser.post("/console/do/cancel_job", fields, headers=headers)
+        assert answer.headers["location"] == "/console/sign-in?ended=unsent"
+    # To be signed out was what the person wanted.
+    answer = browser.post("/console/sign-out", fields, headers={"Referer": service.url + page})
+    assert answer.headers["location"] == "/console/sign-in"
 
 
 def test_a_browser_that_names_no_site_needs_its_own_origin(service: Service) -> None:

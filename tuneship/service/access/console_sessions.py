@@ -62,6 +62,8 @@ class Session:
     name: str
     # What each form must bring back, so that no other site can send one.
     form_token: str
+    # Tells an open page whether the browser still has the session of the page; no secret.
+    mark: str
     looks_only: bool
     key_expires_at: datetime | None
     # How long it lasts without any use.
@@ -235,6 +237,7 @@ class ConsoleSessions:
             principal=replace(principal, scopes=scopes),
             name=row["name"],
             form_token=self._digest("form", cookie).hex(),
+            mark=self._digest("mark", cookie).hex()[:16],
             looks_only=row["looks_only"],
             key_expires_at=key_expires_at,
             idle_s=self.rules.idle.total_seconds(),

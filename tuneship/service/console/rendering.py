@@ -98,6 +98,8 @@ def _environment() -> Environment:
         loader=PackageLoader("tuneship.service.console"),
         autoescape=True,
         undefined=StrictUndefined,
+        # Templates change with the version alone.
+        auto_reload=False,
         finalize=_visible,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -117,9 +119,21 @@ def whole_page(page: ConsolePage, view: Any, frame: PageFrame) -> str:
 
 def live_part(page: ConsolePage, view: Any, frame: PageFrame) -> str:
     """The part of a page that changes: what is between `<main>` and `</main>`."""
-    template = _environment().get_template(page.template)
-    context = template.new_context(_values(view, frame))
-    return "".join(template.blocks["main"](context))
+    return _main_of(page.template, _values(view, frame))
+
+
+def _main_of(name: str, values: dict[str, Any]) -> str:
+    template = _environment().get_template(name)
+    return "".join(template.blocks["main"](template.new_context(values)))
+
+
+def gone_page(error: ApiError, page: ConsolePage, frame: PageFrame, *, is_live: bool) -> str:
+    """A page whose subject is gone or may not be seen any more, and where to go; the part that changes if `is_live`."""
+    listed = next(one for one in all_pages() if one.path == page.root)
+    values = _values(None, frame, error=error, one=listed)
+    if is_live:
+        return _main_of("gone.html", values)
+    return _environment().get_template("gone.html").render(values)
 
 
 def own_page(name: str, frame: PageFrame, **values: Any) -> str:

@@ -146,7 +146,8 @@ class Database:
         self._first_engine = engine_of(url, at_start, min(URGENT_CONNECTIONS, connections))
         self.session_engine = self.engine if listen_url is None else engine_of(listen_url)
         self.cache = ReadCache()
-        self._listeners: list[Callable[[], None]] = []
+        self._listeners: list[tuple[Callable[[], None], str | None]] = []
+        self._listeners_beside: list[Callable[[], None]] = []
         self._claimed: sa.Connection | None = None
         self._timeouts = timeouts
         self._fence: Fence | None = None
@@ -212,7 +213,7 @@ class Database:
             # A commit that failed may have taken effect, so the cache is cleared after errors, too.
             if clears:
                 self.cache.clear()
-                self.announce()
+                self.announce(tenant)
 
     @contextmanager
     def write_beside(self, *, first: bool = False) -> Generator[sa.Connection]:
@@ -223,12 +224,16 @@ class Database:
         several rows does so in the order of their keys, so that two such transactions never wait for each other. The
         read cache is not cleared. `first`: as for `write`. Raises as `write` does.
         """
-        if self.is_sqlite:
-            with self.write(clears=False, first=first) as connection:
-                yield connection
-        else:
-            with self._begun(self._engine_for(first), None) as connection:
-                yield connection
+        try:
+            if self.is_sqlite:
+                with self.write(clears=False, first=first) as connection:
+                    yield connection
+            else:
+                with self._begun(self._engine_for(first), None) as connection:
+                    yield connection
+        finally:
+            for listener in [*self._listeners_beside]:
+                listener()
 
     @contextmanager
     def _begun(self, engine: sa.Engine, locks: str | None) -> Generator[sa.Connection]:
@@ -246,21 +251,36 @@ class Database:
         return fenced
 
     @contextmanager
-    def listening(self, listener: Callable[[], None]) -> Generator[None]:
+    def listening(
+        self,
+        listener: Callable[[], None],
+        *,
+        tenant: str | None = None,
+        beside: Callable[[], None] | None = None,
+    ) -> Generator[None]:
         """Call `listener` after each transaction of `write` that clears the cache, on the thread of the writer.
 
-        It must not raise, and must return at once. Like the cache, it hears nothing of `write_beside`.
+        It must not raise, and must return at once. Like the cache, it hears nothing of `write_beside`: after each of
+        those of this process `beside` is called. `tenant`: whose rows are meant; writes for others alone are left out.
         """
-        self._listeners.append(listener)
+        self._listeners.append((listener, tenant))
+        if beside is not None:
+            self._listeners_beside.append(beside)
         try:
             yield
         finally:
-            self._listeners.remove(listener)
+            self._listeners.remove((listener, tenant))
+            if beside is not None:
+                self._listeners_beside.remove(beside)
 
-    def announce(self) -> None:
-        """Call all who listen, because this process or, in a cluster, another one has written something."""
-        for listener in [*self._listeners]:
-            listener()
+    def announce(self, tenant: str | None = None) -> None:
+        """Call all who listen, because this process or, in a cluster, another one has written something.
+
+        `tenant`: the only one whose rows have changed.
+        """
+        for listener, of in [*self._listeners]:
+            if tenant is None or of in (None, tenant):
+                listener()
 
     def share_cache(self, publish: Callable[[], None]) -> SharedReadCache:
         """Cache reads as one of several processes from now on; `publish` lets the others know of each write."""

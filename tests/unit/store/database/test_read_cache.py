@@ -124,3 +124,21 @@ def test_listeners_hear_of_writes_that_clear_it_once_those_are_committed(
         write(database.fenced(lambda _: None))
     write(database)
     assert heard == [1, 2]
+
+
+def test_listeners_for_a_tenant_hear_of_its_rows_and_of_writes_beside(
+    database: Database,
+) -> None:
+    heard: list[str] = []
+    wake, note = (lambda: heard.append("rows")), (lambda: heard.append("beside"))
+    with database.listening(wake, tenant="alice", beside=note):
+        for tenant in ("bob", "alice", None):
+            with database.write(tenant):
+                heard.append(f"of {tenant}")
+        with database.fenced(lambda _: None).write_beside():
+            pass
+    with database.write("alice"):
+        pass
+    with database.write_beside():
+        pass
+    assert heard == ["of bob", "of alice", "rows", "of None", "rows", "beside"]

@@ -194,7 +194,10 @@ class ReleaseView:
             is_asked = self.story.plan.get("approval") == "required"
             note = "a person is asked" if is_asked else ""
         elif stage == "bake" and isinstance(self.story.plan.get("bake_looks"), int):
-            note = count(self.story.plan["bake_looks"], "check")
+            # A release that has ended before its bake makes none of them.
+            checks = count(self.story.plan["bake_looks"], "check")
+            is_open = self.release.outcome is None
+            note = checks if state == "proven" else f"{checks} planned" if is_open else ""
         return note
 
     def left(self, now: datetime) -> str:

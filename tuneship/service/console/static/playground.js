@@ -1,3 +1,5 @@
+import { check } from "./log-off.js";
+
 // Asks one or two deployments. What is typed and answered is on this page alone: in no address, and in nothing that a
 // browser keeps. Texts of people and of models reach the page as text nodes only.
 const form = document.getElementById("ask");
@@ -21,9 +23,11 @@ class Refused extends Error {
 
 function start() {
   const field = name => form.elements[name];
+  // Within the form, which a page that leaves has taken out of the document.
+  const own = id => form.querySelector(`#${id}`);
   const part = (letter, selector) => form.querySelector(`#answer-${letter} ${selector}`);
-  const send = document.getElementById("send"), stop = document.getElementById("break-off");
-  const turns = document.getElementById("turns"), choice = document.getElementById("choice");
+  const send = own("send"), stop = own("break-off");
+  const turns = own("turns"), choice = own("choice");
   let asking = null, hiding = 0;
   // The answers that are whole.
   let answers = {};
@@ -73,7 +77,7 @@ function start() {
     "with Client() as client:",
     `    print(client.deployments.generate("${asked()}", request).completion)`,
   ].join("\n");
-  const shown = [["as-json", asJson], ["as-curl", asCurl], ["as-python", asPython]].map(([id, made]) => [document.getElementById(id), made]);
+  const shown = [["as-json", asJson], ["as-curl", asCurl], ["as-python", asPython]].map(([id, made]) => [own(id), made]);
 
   // The request in each way that somebody has opened, and in no other.
   function show() {
@@ -113,7 +117,7 @@ function start() {
       part(letter, ".figures").hidden = true;
       for (const one of form.querySelectorAll(`#answer-${letter} [data-figure]`)) one.textContent = "";
     }
-    document.getElementById("chosen").textContent = "";
+    own("chosen").textContent = "";
     choice.hidden = true;
   }
 
@@ -143,7 +147,8 @@ function start() {
         cache: "no-store",
         signal,
       });
-      if (reply.status === 401) location.reload();
+      // Perhaps the session has ended, or another one has begun in this browser.
+      if (reply.status === 401 || reply.status === 403) await check();
       if (!reply.ok) return refuse(letter, (await reply.json()).error);
       for await (const one of linesOf(reply.body)) {
         if (one.error) return refuse(letter, one.error);
@@ -206,7 +211,7 @@ function start() {
     const named = one => field(one).selectedOptions[0].textContent;
     form.classList.remove("blind");
     choice.hidden = true;
-    document.getElementById("chosen").textContent =
+    own("chosen").textContent =
       `${letter ? `You chose ${letter.toUpperCase()}` : "You chose neither"}. A is ${named("a")}, B is ${named("b")}.`;
     place();
   }
@@ -227,8 +232,8 @@ function start() {
     send.setAttribute("aria-disabled", String(Boolean(asking)));
     stop.setAttribute("aria-disabled", String(!asking));
     send.firstElementChild.textContent = chosen().length === 2 ? "Send to both" : "Send";
-    document.getElementById("as-prompt").hidden = isConversation();
-    document.getElementById("as-messages").hidden = !isConversation();
+    own("as-prompt").hidden = isConversation();
+    own("as-messages").hidden = !isConversation();
     if (isConversation() && !turns.children.length) addTurn();
   }
 
@@ -239,9 +244,9 @@ function start() {
   }
 
   function addTurn() {
-    const turn = document.getElementById("turn").content.firstElementChild.cloneNode(true);
+    const turn = own("turn").content.firstElementChild.cloneNode(true);
     turn.querySelector("button").addEventListener("click", () => {
-      (turn.previousElementSibling?.querySelector("textarea") ?? document.getElementById("add-turn")).focus();
+      (turn.previousElementSibling?.querySelector("textarea") ?? own("add-turn")).focus();
       turn.remove();
       show();
     });
@@ -249,7 +254,7 @@ function start() {
     return turn;
   }
 
-  document.getElementById("add-turn").addEventListener("click", () => addTurn().querySelector("textarea").focus());
+  own("add-turn").addEventListener("click", () => addTurn().querySelector("textarea").focus());
   stop.addEventListener("click", () => asking?.abort());
   choice.addEventListener("click", event => event.target.matches("button") && choose(event.target.value));
   for (const [details] of shown) details.addEventListener("toggle", show);

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -22,11 +22,13 @@ from tuneship.service.http.console.entry import (
     LIVE,
     PREFIX,
     SESSION,
+    FormOfAnotherSession,
     address_in,
     answer_headers,
     authenticate,
     check_token,
     html,
+    page_of_form,
     session_end,
 )
 from tuneship.service.http.console.live import Live
@@ -36,7 +38,7 @@ from tuneship.service.http.console.open_id_sign_in import (
     OpenIdSignIn,
     open_id_of,
 )
-from tuneship.service.http.console.sign_in import SIGN_IN, SIGN_OUT, SignIn
+from tuneship.service.http.console.sign_in import SIGN_IN, SIGN_OUT, UNSENT, SignIn
 from tuneship.service.http.console.visits import Visits
 from tuneship.service.http.dialect import Dialect, json_response
 from tuneship.service.http.responses import error_response
@@ -99,7 +101,10 @@ def _error_answer(request: Request, error: ApiError, request_id: str) -> Respons
     path = request.scope["path"]
     if path.startswith(GENERATE):
         return json_response(error.status, error.as_json(request_id))
-    if error.status != 401:
+    is_get, from_page = request.method == "GET", page_of_form(request)
+    # The session of the page has ended, and perhaps another one has begun in the same browser.
+    has_ended = error.status == 401 or (isinstance(error, FormOfAnotherSession) and from_page != "")
+    if not has_ended:
         session = getattr(request.state, "session", None)
         frame = PageFrame(assets().folder, datetime.now(UTC), session)
         return html(request, error_page(error, request_id, frame), error.status)
@@ -108,9 +113,14 @@ def _error_answer(request: Request, error: ApiError, request_id: str) -> Respons
     is_ours = any("tuneship-" in name for name in request.cookies)
     if request.headers.get("sec-fetch-site") == "cross-site" and not is_ours:
         return HTMLResponse(AGAIN, headers={"Cache-Control": "no-store"})
+    if path == SIGN_OUT:
+        return RedirectResponse(SIGN_IN, 303)
+    query = {} if is_get else {"ended": UNSENT}
+    if then := address_in(request) if is_get else from_page:
+        query["next"] = then
     # As the script writes it that leads there when a session ends.
-    then = quote(address_in(request), safe="") if request.method == "GET" else ""
-    return RedirectResponse(SIGN_IN + (f"?next={then}" if then else ""), 303)
+    text = urlencode(query, quote_via=quote, safe="")
+    return RedirectResponse(SIGN_IN + (f"?{text}" if text else ""), 303)
 
 
 def console() -> Dialect:

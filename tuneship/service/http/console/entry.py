@@ -156,10 +156,30 @@ async def form_of(request: Request) -> dict[str, str]:
     return fields
 
 
+class FormOfAnotherSession(PermissionDenied):
+    """A form without the token of the session with which it came."""
+
+    def __init__(self) -> None:
+        super().__init__("the form is of another session: open the page again")
+
+
 def check_token(session: Session, fields: dict[str, str]) -> None:
-    """Refuse a form without the session's token, and take the token out. Raises `PermissionDenied`."""
+    """Refuse a form without the session's token, and take the token out. Raises `FormOfAnotherSession`."""
     if not hmac.compare_digest(fields.pop("form_token", "").encode(), session.form_token.encode()):
-        raise PermissionDenied("the form is of another session: open the page again")
+        raise FormOfAnotherSession
+
+
+def page_of_form(request: Request) -> str:
+    """The address of the page whose form was sent; empty where the browser does not name it."""
+    try:
+        found = urlsplit(request.headers.get("referer", ""))
+    except ValueError:
+        return ""
+    # The answer to a form that was refused is no page that can be opened again.
+    is_answer = found.path.startswith(f"{PREFIX}/do/") and not found.query
+    if is_answer or found.netloc != request.headers.get("host"):
+        return ""
+    return own_path(found.path + (f"?{found.query}" if found.query else ""))
 
 
 def cookie_name(sessions: ConsoleSessions, request: Request) -> str:

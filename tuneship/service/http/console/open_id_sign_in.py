@@ -1,10 +1,12 @@
 """Signs people in by OpenID Connect: leads to the provider, and takes what it answers.
 
-A sealed cookie keeps the secrets of a sign-in, so that any member of a cluster can finish it.
+A sealed cookie keeps the secrets of a sign-in, so that any member of a cluster can finish it. Each sign-in has a cookie
+of its own, so that two tabs of a browser can begin one at the same time.
 """
 
 import asyncio
 import base64
+import hashlib
 import hmac
 import json
 from dataclasses import asdict
@@ -27,8 +29,9 @@ from tuneship.service.http.console.sign_in import SIGN_IN, SignIn, remote_source
 # The first leads to the provider, which leads back to the second.
 OPEN_ID, OPEN_ID_END = f"{SIGN_IN}/openid", f"{SIGN_IN}/openid/end"
 WITHIN_S = 600
-# A cookie has room for 4 KiB.
-LONGEST_NEXT = 1024
+# The most sign-ins that a browser may have begun. A proxy may have room for 8 KiB of cookies.
+MOST_BEGUN = 4
+LONGEST_NEXT = 512
 ABOUT_COOKIE = "sign-in by OpenID Connect"
 
 
@@ -61,14 +64,20 @@ class OpenIdSignIn:
         }
         sealed = self._boundary.parts.vault.seal(json.dumps(kept).encode(), ABOUT_COOKIE)
         response = RedirectResponse(address, 303)
-        self._keep(request, response, base64.urlsafe_b64encode(sealed).decode())
+        before = [one for one in request.cookies if one.startswith(f"{self._prefix(request)}-")]
+        # Browsers send the oldest cookie first.
+        for name in before[: 1 - MOST_BEGUN]:
+            self._keep(request, response, name, "")
+        name = self._cookie(request, begun.state)
+        self._keep(request, response, name, base64.urlsafe_b64encode(sealed).decode())
         return response
 
     async def end(self, request: Request) -> Response:
         """Begin a session of the person whom the provider names."""
         check_way(self._boundary, request)
         self._boundary.limits.count_sign_in(remote_source(request)).check()
-        kept = self._kept(request)
+        name = self._cookie(request, request.query_params.get("state", ""))
+        kept = self._kept(request, name)
         begun, then = (None, PREFIX) if kept is None else kept
         try:
             response = await self._answered(request, begun, then)
@@ -76,7 +85,7 @@ class OpenIdSignIn:
             response = await self._sign_in.refusal(request, then, error)
         except ApiError as error:
             response = self._sign_in.page(request, then, error)
-        self._keep(request, response, "")
+        self._keep(request, response, name, "")
         return response
 
     async def _answered(self, request: Request, begun: BegunSignIn | None, then: str) -> Response:
@@ -101,14 +110,18 @@ class OpenIdSignIn:
             raise ResourceNotFound("this installation has no sign-in by OpenID Connect")
         return self._open_id
 
-    def _cookie_name(self, request: Request) -> str:
+    def _prefix(self, request: Request) -> str:
         # Not named like that of a session, which tells whether a visit came from another site.
         return cookie_name(self._boundary.parts.sessions, request).replace("tuneship", "openid")
 
-    def _keep(self, request: Request, response: Response, value: str) -> None:
+    def _cookie(self, request: Request, state: str) -> str:
+        """The name of the cookie of one sign-in, which does not give its state away."""
+        return f"{self._prefix(request)}-{hashlib.sha256(state.encode()).hexdigest()[:16]}"
+
+    def _keep(self, request: Request, response: Response, name: str, value: str) -> None:
         """Keep the secrets of a sign-in in the browser, or take them away with an empty value."""
         response.set_cookie(
-            self._cookie_name(request),
+            name,
             value,
             max_age=WITHIN_S if value else 0,
             path="/",
@@ -118,11 +131,11 @@ class OpenIdSignIn:
             samesite="lax",
         )
 
-    def _kept(self, request: Request) -> tuple[BegunSignIn, str] | None:
+    def _kept(self, request: Request, name: str) -> tuple[BegunSignIn, str] | None:
         """The secrets of the sign-in that the browser began, and where that leads; None without one."""
         parts = self._boundary.parts
         try:
-            sealed = base64.urlsafe_b64decode(request.cookies.get(self._cookie_name(request), ""))
+            sealed = base64.urlsafe_b64decode(request.cookies.get(name, ""))
             kept = json.loads(parts.vault.open(sealed, ABOUT_COOKIE))
         except (ValueError, SealBroken):
             return None

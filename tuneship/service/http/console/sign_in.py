@@ -29,6 +29,8 @@ from tuneship.service.http.contexts import address_of, is_local, record_failure
 from tuneship.service.http.forwarding import source_of
 
 SIGN_IN, SIGN_OUT = f"{PREFIX}/sign-in", f"{PREFIX}/sign-out"
+# What `ended` in the address of the page is after a form that came without its session.
+UNSENT = "unsent"
 LONGEST_NAME = 64
 
 
@@ -68,6 +70,7 @@ class SignIn:
             "then": then,
             "problem": problem,
             "has_ended": has_ended,
+            "is_unsent": request.query_params.get("ended") == UNSENT,
             "has_open_id": self._open_id is not None,
         }
         text = own_page("sign-in.html", frame, **values)
@@ -141,11 +144,12 @@ class SignIn:
         return response
 
     async def time_left(self, request: Request) -> Response:
-        """Answer in how many seconds the session ends, unused and in any case."""
+        """Answer which session it is, and in how many seconds it ends, unused and in any case."""
         session, now = request.state.session, self._boundary.parts.clock()
         left = {
             "idle": (session.idle_ends_at - now).total_seconds(),
             "whole": (session.ends_at - now).total_seconds(),
+            "session": session.mark,
         }
         return JSONResponse(left, headers={"Cache-Control": "no-store"})
 

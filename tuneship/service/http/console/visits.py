@@ -20,6 +20,7 @@ from tuneship.contract.declaring.operation import Operation
 from tuneship.contract.errors import (
     ApiError,
     InvalidRequestError,
+    ModelNotFound,
     PermissionDenied,
     ResourceNotFound,
 )
@@ -28,7 +29,7 @@ from tuneship.service.console.actions import ACTIONS, Action
 from tuneship.service.console.installation_facts import InstallationFacts
 from tuneship.service.console.page import ConsolePage, page_at
 from tuneship.service.console.page_client import PageClient, Visit
-from tuneship.service.console.rendering import PageFrame, own_page, whole_page
+from tuneship.service.console.rendering import PageFrame, gone_page, own_page, whole_page
 from tuneship.service.console.subjects import SUBJECTS
 from tuneship.service.context.arguments import validated
 from tuneship.service.context.bindings import SERVED
@@ -129,7 +130,11 @@ class Visits:
         split = urlsplit(address)
         page, named = page_at(split.path)
         query = query_of(parse_qsl(split.query, keep_blank_values=True))
-        view = await page.view(self.client(request), named, query)
+        try:
+            view = await page.view(self.client(request), named, query)
+        except (ResourceNotFound, ModelNotFound) as error:
+            text = gone_page(error, page, self.frame(request, page), is_live=False)
+            return html(request, text, error.status)
         frame = self.frame(request, page, address, **form)
         threads = self._boundary.parts.threads.pages
         client_id = request.state.principal.client_id
