@@ -511,6 +511,10 @@ def test_a_link_to_something_deleted_leads_to_a_page_that_says_so(service: Servi
         assert "It is gone, or was never here" in shown.text
         assert f"/console/{kind}" in shown.links
         assert "not live" not in shown.text
+    question = f"/console/do/delete_dataset?dataset_id={made['datasets']}&then=/console/datasets"
+    shown = Markup(browser.open(question).text)
+    assert "It is gone, or was never here" in shown.text
+    assert "/console/datasets" in shown.links
 
 
 def test_a_list_says_how_many_there_are_in_the_singular_the_plural_and_without_any(

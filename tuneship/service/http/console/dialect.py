@@ -28,6 +28,7 @@ from tuneship.service.http.console.entry import (
     authenticate,
     check_token,
     html,
+    own_path,
     page_of_form,
     session_end,
 )
@@ -106,7 +107,9 @@ def _error_answer(request: Request, error: ApiError, request_id: str) -> Respons
     has_ended = error.status == 401 or (isinstance(error, FormOfAnotherSession) and from_page != "")
     if not has_ended:
         session = getattr(request.state, "session", None)
-        frame = PageFrame(assets().folder, datetime.now(UTC), session)
+        # A question about something that is gone names the page to go on with.
+        onward = own_path(request.query_params.get("then", ""))
+        frame = PageFrame(assets().folder, datetime.now(UTC), session, address=onward)
         return html(request, error_page(error, request_id, frame), error.status)
     if path == LIVE:
         return Response(SIGNED_OUT, media_type="text/event-stream")
