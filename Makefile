@@ -69,7 +69,7 @@ test: $(VENV)/dev.stamp coverage ## what every change must pass: the fast tests 
 oldest: ## a training, a release and other tests with the lowest versions that pyproject.toml allows, in an environment of their own
 	@$(MAKE) VENV=$(VENV)-oldest $(VENV)-oldest/oldest.stamp
 	@# What they warn of has been mended in versions since.
-	$(VENV)-oldest/bin/python -m $(PYTEST) -W default -m "not soak and not postgres" $(OLDEST_TESTS)
+	$(VENV)-oldest/bin/python -m $(PYTEST) -W default -m "not soak and not (slow and postgres)" $(OLDEST_TESTS)
 
 test-all: $(VENV)/dev.stamp ## every other test but `make soak`
 	$(BIN)/python -m $(PYTEST) -m "slow and not soak and not essential" $(TESTS)

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -401,9 +401,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{built.archive.name}: {packed:.0f} MB, {unpacked} MiB unpacked,"
                 f" {len(listed['components'])} components, {built.digest}"
             )
+    except subprocess.CalledProcessError as error:
+        # Its own words stand above, and so does the step.
+        print(
+            f"make image: {Path(error.cmd[0]).name} ended with {error.returncode}", file=sys.stderr
+        )
+        return 1
+    except RuntimeError as error:
+        print(f"make image: {error}", file=sys.stderr)
+        return 1
     finally:
-        storage.buildah("rm", "--all")
-        storage.buildah("rmi", "--all", "--force")
+        for command in (("rm", "--all"), ("rmi", "--all", "--force")):
+            # A buildah that cannot work here leaves nothing, either.
+            with suppress(subprocess.CalledProcessError):
+                storage.buildah(*command)
         shutil.rmtree(folder)
     say("\n".join([f"in {out}:", *lines]))
     return 0

@@ -1,6 +1,7 @@
 """Both images are built and tried on this machine, and the files beside them say what is inside."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -53,6 +54,23 @@ def test_a_package_of_debian_has_the_licences_that_its_copyright_file_names(tmp_
     names = [one["license"]["name"] for one in found["listed"]["licenses"]]
     assert names == ["GPL-2+ or Artistic", "MIT"]
     assert not any("licenses" in found[name] for name in ("prose", "bare"))
+
+
+def test_a_step_that_fails_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    if lacking := missing():
+        pytest.skip(f"images need {', '.join(lacking)}")
+    # pip has no place to take anything from.
+    nowhere = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
+    command = [sys.executable, "-m", "scripts.image", "--out", tmp_path / "out"]
+    environment = os.environ | nowhere
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    said = done.stderr.splitlines()
+    assert re.fullmatch(r"make image: python\S* ended with 1", said[-1]), done.stderr
+    assert "Traceback" not in done.stderr
+    assert [one.name for one in (tmp_path / "out").iterdir()] == ["wheels"]
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from tuneship.events.attempt import DeliveryOutcome, Sender
 from tuneship.events.retry_schedule import WAITS, next_try
 from tuneship.events.signing import signed_headers
 from tuneship.host.thread_pools import Threads
-from tuneship.host.ticks import Ticks
+from tuneship.host.ticks import IDLE_TICK_S, Ticks
 from tuneship.security.vault import SealBroken, Vault
 from tuneship.store.database.database import Database
 from tuneship.store.database.tables import WebhookRow
@@ -49,7 +49,7 @@ class DeliveryTiming:
     # How long a shutdown waits for attempts in flight; the others are due again after the restart.
     drain_s: float = 5.0
     # The longest pause between two looks at the rows; when they change they are looked at sooner.
-    look_every_s: float = 1.0
+    look_every_s: float = IDLE_TICK_S
     # The pause before a failed read or write of ours is retried. For a write it doubles at each failure,
     # up to `LONGEST_PAUSE_S`.
     record_again_s: float = 1.0

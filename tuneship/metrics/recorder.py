@@ -97,6 +97,11 @@ class Recorder:
         minute.by_key[key] = before + 1
         return False
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no window waits to be stored."""
+        return not self._windows
+
     def hand_over(self, store: Callable[[Mapping[WindowKey, MetricWindow]], None]) -> None:
         """Pass all windows to `store`, which merges them into the stored ones; keep them if it raises.
 

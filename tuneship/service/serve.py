@@ -358,6 +358,7 @@ def _periodic_tasks(parts: Parts, keys: Keys) -> tuple[Periodic, ...]:
             lambda: parts.keyring.forget(parts.database),
             FORGET_EVERY_S,
             "the database's log could not be shortened",
+            lambda: parts.keyring.has_remains,
         ),
     )
 

@@ -51,7 +51,6 @@ class Keyring:
     def __init__(self, master: bytes) -> None:
         """`master`: 32 bytes that are kept outside the database."""
         self._vault = Vault(master)
-        # Set while parts of a destroyed key may still be in the database's log.
         self._has_remains = threading.Event()
         # Nobody knows whether the run before this one came to remove what it had destroyed.
         self._has_remains.set()
@@ -111,9 +110,14 @@ class Keyring:
         self._has_remains.set()  # `forget` can do nothing while the transaction is open
         object_key_records.remove(connection, object_ids)
 
+    @property
+    def has_remains(self) -> bool:
+        """Whether parts of a destroyed key may still be in the database's log."""
+        return self._has_remains.is_set()
+
     def forget(self, database: Database) -> None:
         """Remove destroyed keys from the database's log. Call it regularly, since open transactions can prevent it."""
-        if not self._has_remains.is_set():
+        if not self.has_remains:
             return
         # Before the log is emptied: a key that is destroyed meanwhile sets it again.
         self._has_remains.clear()

@@ -17,9 +17,19 @@ LAST_TIME_S = 3.0
 class Periodic:
     """A background task of the service, with a thread of its own."""
 
-    def __init__(self, work: Callable[[], None], every_s: float, failed: str) -> None:
-        """`work` may block and may raise; `failed` is the log line for an error."""
+    def __init__(
+        self,
+        work: Callable[[], None],
+        every_s: float,
+        failed: str,
+        is_needed: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`work` may block and may raise; `failed` is the log line for an error.
+
+        `is_needed` says at once whether there is work, since starting a thread costs half a millisecond.
+        """
         self._work = work
+        self._is_needed = is_needed
         self._every_s = every_s
         self._failed = failed
         self._threads = Threads("periodic", 1)
@@ -36,6 +46,8 @@ class Periodic:
                 await self._once()
 
     async def _once(self) -> None:
+        if not self._is_needed():
+            return
         try:
             await self._threads.run(self._work)
         except Exception:

@@ -34,6 +34,11 @@ class LogRecorder:
         self._entries += entries[:room]
         self._dropped.update(entry.deployment_id for entry in entries[room:])
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no line waits to be stored."""
+        return not self._entries
+
     def hand_over(self, store: Callable[[Sequence[LogEntry]], None], now: datetime) -> None:
         """Pass all lines to `store`; when it raises they are kept. One hand-over at a time."""
         with self._storing:

@@ -56,7 +56,10 @@ class RecordKeeper:
         # Not at every tick: each time rewrites the row of a second, a minute and an hour for every series.
         if not is_early(now, self._store_at, STORE_EVERY):
             self._store_at = now + STORE_EVERY
-            await self.threads.run(self._store)
+            # An idle service starts no thread for it.
+            is_idle = self._recorder.is_empty and self._log.is_empty
+            if self._member_number != ALONE or not is_idle:
+                await self.threads.run(self._store)
         if not is_early(now, self._forget_at, FORGET_EVERY):
             self._forget_at = now + FORGET_EVERY
             await self.threads.run(self.forget_counts)
