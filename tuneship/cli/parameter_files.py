@@ -4,6 +4,7 @@ The flows' scripts and the command line read their files by this, so that one mi
 """
 
 import json
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -86,8 +87,8 @@ def problems_of(
             keys.append(str(param))
         wrong = PROBLEMS.get(kind, "").format_map(context)
         wrong = wrong or problem["msg"].removeprefix("Value error, ")
-        if kind == "extra_forbidden" and model is not None:
-            wrong += _suggestion(keys[-1] if keys else "", model)
+        if kind == "extra_forbidden" and model is not None and keys:
+            wrong += _suggestion(keys, model)
         if context.get("min_length") == 1:
             wrong = "must not be empty"
         place = ".".join(keys) or "parameters"
@@ -95,10 +96,14 @@ def problems_of(
     return [f"{place}: {', or '.join(dict.fromkeys(wrong))}" for place, wrong in lines.items()]
 
 
-def _suggestion(key: str, model: type[BaseModel]) -> str:
-    """A key of the model, or of a model inside it, that is spelt almost like this one; empty if there is none."""
+def _suggestion(keys: Sequence[str], model: type[BaseModel]) -> str:
+    """The section that an unknown key at the top belongs to, or a key spelt almost like it; empty without either."""
     schema = model.model_json_schema()
-    parts = (schema, *schema.get("$defs", {}).values())
-    known = {name for part in parts for name in part.get("properties", ())}
-    near = get_close_matches(key, known - {key}, n=1)
+    inner: dict[str, Any] = schema.get("$defs", {})
+    homes = [name for name, part in inner.items() if keys[-1] in part.get("properties", ())]
+    for section, part in schema.get("properties", {}).items():
+        if len(keys) == 1 and any(f"'#/$defs/{home}'" in str(part) for home in homes):
+            return f" here: it belongs to {section}"
+    known = {name for part in (schema, *inner.values()) for name in part.get("properties", ())}
+    near = get_close_matches(keys[-1], known - {keys[-1]}, n=1, cutoff=0.75)
     return f" (did you mean {near[0]}?)" if near else ""

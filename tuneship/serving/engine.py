@@ -363,4 +363,4 @@ class Engine:
     def _refuse_while_used(self, adapter: str) -> None:
         users = sum(sequence.request.adapter == adapter for sequence in self._sequences.values())
         if users:
-            raise AdapterRefused(f"{users} requests are using the adapter")
+            raise AdapterRefused(f"requests are using the adapter: {users}")

@@ -165,6 +165,7 @@ def test_a_run_goes_on_when_nobody_reads_what_it_says(is_disk_full: bool) -> Non
     [
         ("{hyperparameters: {epochs: two}}", "hyperparameters.epochs: should be a valid integer, "),
         ("{hyperparameters: {epoch: 2}}", "epoch: is not a known key (did you mean epochs?)"),
+        ("{epochs: 2}", "epochs: is not a known key here: it belongs to hyperparameters"),
         (
             "{data: {format: instruction}}",
             "data: one of files, dataset_ids and dataset_tags is needed",

@@ -509,7 +509,7 @@ def test_check_names_what_is_missing_extra_changed_or_cannot_be_opened(
     )
     assert result.stderr == "tuneship: faults: 5\n"
     missing = failed(installed, "backup", tmp_path / "backup", code=4)
-    assert "complete, but 2 files of datasets or models were missing or damaged" in missing
+    assert "complete, except for 2 files of datasets or models, missing or damaged" in missing
     new = Installed(tmp_path / "new")
     shutil.copy(installed.data_dir / "master.key", new.data_dir)
     done(new, "restore", tmp_path / "backup")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -338,6 +339,7 @@ def test_the_status_of_a_canary_shows_share_health_and_requests(fresh: Place) ->
     names, row = fresh.run("canary", "status").stdout.splitlines()
     shown = dict(zip(names.split("\t"), row.split("\t"), strict=True))
     assert (shown["endpoint"], shown["share"], shown["lease_ends_at"]) == (fresh.canary, "100", "")
+    assert re.fullmatch(r"\d+\.\d", shown["p95_ms"])
 
 
 # Files of rows

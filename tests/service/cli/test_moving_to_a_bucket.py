@@ -39,7 +39,7 @@ def test_the_files_are_copied_first_and_then_the_bucket_is_the_installations(
 ) -> None:
     installed.options["blob_url"] = bucket
     message = installed.refused()
-    assert f"none of the 2 datasets and models that the database names is in {bucket}" in message
+    assert f"none of 2 datasets and models that the database names is in {bucket}" in message
     assert "copy the files of the data directory there" in message
     copy()
     for _ in range(2):
@@ -82,7 +82,7 @@ def test_a_backup_names_what_is_missing_and_what_is_damaged_in_the_bucket(
     obstore.put(store, model, b"something else")
     obstore.delete(store, dataset)
     done = installed.run("backup", str(tmp_path / "another"))
-    assert (done.exit_code, "2 files of datasets or models were missing" in done.stderr) == (
+    assert (done.exit_code, "2 files of datasets or models, missing" in done.stderr) == (
         4,
         True,
     )

@@ -562,4 +562,4 @@ def test_lines_that_come_while_nothing_can_be_stored_are_bounded_too(service: Se
             recorder.hand_over(broken, now)
     recorder.hand_over(stored.extend, now)
     assert len(stored) == MAX_WAITING + 1
-    assert stored[-1].message == f"{5 * MAX_WAITING} lines were not kept"
+    assert stored[-1].message == f"{5 * MAX_WAITING:,} lines were not kept"

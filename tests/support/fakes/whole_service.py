@@ -139,6 +139,8 @@ class WholeService(FakeService):
                 suffix = job["id"].removeprefix("ft_")
                 job["fine_tuned_model"] = f"ft:tuneship-tiny:{job['model_name']}:{suffix}"
                 job["current_step"] = job["total_steps"]
+                last = self.losses(job["hyperparameters"])[-1]
+                job["training_loss"] = job["validation_loss"] = last
 
     def _create_job(self, body: Any) -> dict[str, Any]:
         if "comparison" in body and not self.extensions:

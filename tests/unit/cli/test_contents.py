@@ -5,7 +5,9 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from tuneship.cli.contents import CONTENTS
 from tuneship.cli.main import app
@@ -33,3 +35,13 @@ def test_the_list_loads_no_declaration() -> None:
     loaded = done.stdout.splitlines()[-1].split()
     assert "tuneship.cli.contents" in loaded
     assert not {"pydantic", "httpx", "tuneship.contract.resources"} & {*loaded}
+
+
+def test_a_narrow_terminal_shows_the_options_of_serve_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = CliRunner().invoke(app, ["serve", "--help"]).output
+    assert "--allow-fault-injection" in shown
+    assert "--accept-clock" in shown
+    assert max(map(len, shown.splitlines())) <= 80

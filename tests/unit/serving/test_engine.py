@@ -357,7 +357,7 @@ def test_an_adapter_stays_while_requests_use_it(
 ) -> None:
     engine.submit("a", GenerateRequest(PROMPT, max_tokens=5, adapter="wide"))
     for refused in (lambda: engine.unload("wide"), lambda: engine.load("wide", adapters["narrow"])):
-        with pytest.raises(AdapterRefused, match="1 requests"):
+        with pytest.raises(AdapterRefused, match="using the adapter: 1"):
             refused()
     while not engine.idle:
         engine.step()

@@ -150,7 +150,7 @@ def test_an_adapter_in_use_is_not_unloaded(
             await process.line.load("wide", adapters["wide"])
             async with process.line.generate(replace(ENDLESS, adapter="wide")) as running:
                 await anext(running)
-                with pytest.raises(ReplicaRefused, match="1 requests are using the adapter"):
+                with pytest.raises(ReplicaRefused, match="requests are using the adapter: 1"):
                     await process.line.unload("wide")
             await process.line.unload("wide")
             assert (await process.line.stats())["adapters"] == 0

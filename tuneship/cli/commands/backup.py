@@ -73,8 +73,10 @@ def backup(
         text = f"the master key is not in it: keep a copy of {settings.master_key} elsewhere"
         typer.echo(text, err=True)
     if manifest.missing:
-        text = "the backup is complete, but for files of datasets or models that are missing or damaged"
-        fail(f"{text} ({len(manifest.missing)}): `tuneship check` names each", WRONG)
+        lacking = (
+            f"{count(len(manifest.missing), 'file')} of datasets or models, missing or damaged"
+        )
+        fail(f"the backup is complete, except for {lacking}: `tuneship check` names each", WRONG)
 
 
 @app.command()

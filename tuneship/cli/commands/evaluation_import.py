@@ -93,7 +93,7 @@ def import_(  # noqa: PLR0913 - each is an option
                     client.evaluations.get(baseline)
             form = DatasetUpload(name=name, format="conversation")
             dataset = client.datasets.upload(form, cast("Any", made))
-            note(f"{count} rows are in {dataset.id}")
+            note(f"{dataset.id} holds the rows ({count})")
             if evaluation is None:
                 show_json(body | {"dataset_id": dataset.id})
                 return

@@ -18,7 +18,7 @@ app = typer.Typer(no_args_is_help=True)
 @app.command()
 def serve(  # noqa: PLR0913 - the options of a command
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="0 takes a free port.")] = None,
+    port: Annotated[int | None, typer.Option(help="0 takes a free port.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where everything is kept.")] = None,
     tls_certificate: Annotated[
         Path | None, typer.Option(help="PEM file; with it, and --tls-key, only TLS is spoken.")

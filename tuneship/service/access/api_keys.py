@@ -313,7 +313,9 @@ class Keys:
             or (client_ids is not None and row["client_id"] != client_ids[0])
             or not is_in_force(row, now)
         ):
-            raise AuthenticationError("the API key or the client id is not valid")
+            raise AuthenticationError(
+                "the API key or the client id is not valid, or the key has expired"
+            )
         noted = self._noted.get(public)
         # The clock may have been set back: then the time that was noted lies ahead.
         if noted is None or not timedelta(0) <= now - noted < USE_GRAIN:

@@ -146,7 +146,9 @@ class EntryMiddleware:
                 if not keys.has_fresh_ids():
                     await asyncio.to_thread(keys.is_issued, given)
             if not keys.is_issued(given):
-                raise AuthenticationError("the API key or the client id is not valid")
+                raise AuthenticationError(
+                    "the API key or the client id is not valid, or the key has expired"
+                )
         return await asyncio.to_thread(keys.authenticate, given, clients)
 
     def _count(self, scope: Scope, status: int, started: float) -> None:

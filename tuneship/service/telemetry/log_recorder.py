@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
+from tuneship.contract.common import count
 from tuneship.store.records.deployment_logs import LogEntry
 
 # Lines kept between two ticks; further lines are only counted.
@@ -48,7 +49,13 @@ class LogRecorder:
             if not taken:
                 return
             notes = [
-                LogEntry(name, now, "warning", "supervisor", f"{number} lines were not kept")
+                LogEntry(
+                    name,
+                    now,
+                    "warning",
+                    "supervisor",
+                    f"{count(number, 'line was', 'lines were')} not kept",
+                )
                 for name, number in dropped.items()
             ]
             try:

@@ -346,7 +346,7 @@ class TestBucket:
     ) -> None:
         obstore.put(object_server.store(bucket), "datasets/cats/data.jsonl", b"somebody's")
         blobs = blobs_of(ServiceSettings(data_dir=tmp_path, blob_url=bucket))
-        with pytest.raises(StoreRefused, match="holds 1 datasets or models"):
+        with pytest.raises(StoreRefused, match="holds 1 dataset or model"):
             blobs.claim("db_one", [])
         blobs.claim("db_one", ["datasets/cats"])
         assert "tuneship-installation" in object_server.objects(bucket)

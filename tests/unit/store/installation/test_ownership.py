@@ -89,5 +89,5 @@ def test_the_starts_of_file_and_row_may_differ_by_a_start_that_was_killed(
 def test_an_empty_database_is_refused_only_beside_what_it_should_name(tmp_path: Path) -> None:
     check_ownership(tmp_path, HERE, FoundDatabase())
     (tmp_path / "blobs" / "models" / "ft_1").mkdir(parents=True)
-    with pytest.raises(DatabaseIsEmpty, match="files of 1 datasets, models or jobs"):
+    with pytest.raises(DatabaseIsEmpty, match="files of 1 dataset, model or job"):
         check_ownership(tmp_path, HERE, FoundDatabase())
