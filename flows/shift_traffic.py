@@ -24,7 +24,7 @@ from prefect.runtime import flow_run
 
 from flows.rollout.endings import end, finish_interrupted, lost, roll_back
 from flows.rollout.looks import every, look_once
-from flows.rollout.opening import open_rollout, settle
+from flows.rollout.opening import explained, open_rollout, settle
 from flows.rollout.page import report_look, show
 from flows.rollout.promotion_approval import ask_for_approval, record_answer, withdraw_question
 from flows.rollout.record_file import records_in_use
@@ -57,10 +57,11 @@ def shift_traffic(plan: CanaryPlan) -> RolloutResult:
     folder = records_in_use()
     with folder.lock(plan) as is_free:
         if not is_free:
-            return rejected("rollout_in_progress", "another run drives it", plan.endpoint_id)
+            busy = rejected("rollout_in_progress", "another run drives it", plan.endpoint_id)
+            return explained(busy, log)
         split = open_rollout(plan, folder, log)
         if isinstance(split, RolloutResult):
-            return split
+            return explained(split, log)
         # The driver waits for its open answers outside: first the traffic is where it belongs, and the record says so.
         with ExitStack() as driving:
             with rollback_on_error(split):

@@ -37,8 +37,9 @@ from flows.release.reports.card import write_card
 from flows.release.reports.report import write_report
 from flows.release.reports.tracked import chosen_trackers, track_release
 from flows.release.result import Accuracy, Contender, ReleaseResult
+from flows.rollout.opening import explained
 from flows.rollout.record_file import records_in_use
-from flows.rollout.result import RollbackIncomplete, RolloutResult, result_of
+from flows.rollout.result import RollbackIncomplete, RolloutResult, rejected, result_of
 from flows.shared.approval import is_prefect_shared
 from flows.shared.errors import BadInput
 from flows.shared.links import show_link
@@ -220,11 +221,12 @@ class ReleaseRun:
         """The result of a gate that fails, or that holds and no person overruled."""
         self.known["gate"] = gate.name
         why = "; ".join(part for part in (described(gate), said) if part)
-        return self.rejected(reason, f"gate {gate.name}: {gate.state}, {why}")
+        # A line of the log has said so already.
+        return self._result(rejected(reason, f"gate {gate.name}: {gate.state}, {why}"))
 
     def rejected(self, reason: str, note: str) -> ReleaseResult:
-        """The result of a release that is refused before any traffic moved."""
-        return self._result(RolloutResult(outcome="rejected", reason=reason, notes=[note]))
+        """The result of a release that is refused before any traffic moved; a line of the log says why."""
+        return self._result(explained(rejected(reason, note), get_run_logger()))
 
     def deploy(self, role: str, model: str, tags: Mapping[str, str]) -> str:
         """Return a running deployment: the one that this run created before it was killed, or a new one."""

@@ -175,6 +175,12 @@ def _admitted(
     return endpoint
 
 
+def explained(result: RolloutResult, log: Log) -> RolloutResult:
+    """Log why a rollout is refused before its first split, which nothing else does; returns the result."""
+    log.warning("%s", "; ".join([result.headline, *result.notes]))
+    return result
+
+
 def foresee(plan: CanaryPlan, log: Log) -> RolloutResult | None:
     """Forecast a rollout before its candidate exists; a result says why it would be refused."""
     endpoint_id = plan.endpoint_id
@@ -186,7 +192,7 @@ def foresee(plan: CanaryPlan, log: Log) -> RolloutResult | None:
     gates = choose_gates(plan, before.answer.metrics if before.answer else None)
     expected = expect(plan, before, gates, endpoint_id)
     if isinstance(expected, RolloutResult):
-        return expected
+        return explained(expected, log)
     begun = Begun("", endpoint_id, expected.plan.model_dump(mode="json"), "", gates)
     begun = replace(begun, today=expected.today, forecast=expected.forecast)
     for sentence in (*forecast_in_words(begun), *expected.warnings):

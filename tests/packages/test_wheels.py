@@ -87,7 +87,7 @@ def test_the_project_in_the_wheel_is_what_the_repository_has(contents: dict[str,
     assert shipped - examples == {*listed.split(), "README.md"}
     release: Any = yaml.safe_load((ROOT / "examples" / "release.yaml").read_text())
     data = [*release["data"]["files"], release["data"]["validation_file"]]
-    assert {f"examples/{file}" for file in data} <= examples
+    assert {f"examples/{file}" for file in (*data, "quickstart.ipynb")} <= examples
 
 
 def test_the_metadata_name_licence_types_and_the_command_once(wheels: dict[str, Path]) -> None:

@@ -1,4 +1,4 @@
-"""What a release says while it works is in words: of a job, and of the checks of its rollout."""
+"""The lines of a release while it works are in words: of a job, and of the checks of its rollout."""
 
 import re
 from pathlib import Path

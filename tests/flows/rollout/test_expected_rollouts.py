@@ -100,3 +100,13 @@ def test_auto_steps_are_taken_by_plan_file_and_release() -> None:
 def test_other_words_are_no_steps(steps: Any) -> None:
     with pytest.raises(ValueError, match="steps"):
         PlanFile.model_validate_json(json.dumps(NAMES | {"steps": steps}))
+
+
+def test_a_rollout_that_is_refused_at_its_beginning_says_why(
+    fake: FakeService, records: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.deleted.append(BASELINE)
+    result = shift_traffic(plan())
+    assert (result.outcome, result.reason) == ("aborted", "baseline_missing")
+    said = [one.getMessage() for one in caplog.records]
+    assert f"aborted (baseline_missing); baseline {BASELINE} is missing" in said
