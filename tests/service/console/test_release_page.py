@@ -286,4 +286,5 @@ def test_checks_of_a_bake_are_planned_only_until_the_release_has_ended(
     pipeline.own("ended", outcome=outcome, reason="stopped")
     page = page_of(service, pipeline).text
     assert "planned" not in page
+    assert "% not yet" not in " ".join(page.split())
     assert ("Bake3 checks" in page) == (outcome == "promoted")
