@@ -23,7 +23,8 @@ SINCE = HEAD~1
 OLDEST_TESTS = --ignore tests/unit/contract/test_openai_document.py --ignore tests/unit/client/test_records.py \
   --ignore tests/unit/store/records/test_metric_windows.py \
   tests/unit/contract tests/unit/client tests/unit/cli/test_live.py tests/unit/store tests/service/jobs \
-  tests/service/monitoring tests/flows/script/test_script.py tests/system/test_real_processes.py tests/end_to_end/test_hipaa_release.py
+  tests/service/monitoring tests/flows/script/test_script.py tests/flows/script/test_picture.py \
+  tests/system/test_real_processes.py tests/end_to_end/test_hipaa_release.py
 EVERY_CHANGE = (not slow and not soak) or essential
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Only files whose hashes are in a lock; none is built here, which would download what builds it.
