@@ -22,9 +22,10 @@ LIVE_DIVERGING_STEPS, LIVE_DIVERGING_LOSSES = 40, 10
 BROKEN_LOSSES = 3
 # Losses whose median is the reference, those whose median is compared with it, and the fewest of these.
 REFERENCE_LOSSES, NEWEST_LOSSES, FEWEST_NEWEST = 10, 50, 30
-# From these first differences the noise of a single loss is measured. From 50 it came out too small by a third in some
-# jobs, and 2 % of long, noisy ones were cancelled.
-NOISE_DIFFERENCES = 150
+# The noise of a single loss is measured from as many of the first differences as there are before the newest losses,
+# within these bounds. From 50 alone it came out too small by a third in some jobs, and 2 % of long, noisy ones were
+# cancelled.
+FEWEST_DIFFERENCES, MOST_DIFFERENCES = 50, 150
 # Three standard errors of a median, which are 1.253 times those of a mean; and more for the lowest of many medians,
 # which is low by luck.
 ERRORS, ERRORS_OVER_LOWEST = 3.76, 5.6
@@ -98,7 +99,9 @@ def is_diverging(losses: Sequence[float]) -> bool:
     count = min(NEWEST_LOSSES, len(finite) - REFERENCE_LOSSES)
     if count < FEWEST_NEWEST:
         return False
-    noise, newest = noise_of(finite), median(finite[-count:])
+    # The newest losses of a diverging job may have another noise, or none.
+    differences = min(max(FEWEST_DIFFERENCES, len(finite) - count - 1), MOST_DIFFERENCES)
+    noise, newest = noise_of(finite[: differences + 1]), median(finite[-count:])
     rise = math.exp(ERRORS * noise * math.sqrt(1 / REFERENCE_LOSSES + 1 / count))
     if newest > median(finite[:REFERENCE_LOSSES]) * max(LEAST_RISE, rise):
         return True
@@ -107,8 +110,8 @@ def is_diverging(losses: Sequence[float]) -> bool:
 
 
 def noise_of(losses: Sequence[float]) -> float:
-    """The standard deviation of the logarithm of a single loss, from differences between the first losses."""
-    logs = [math.log(loss) for loss in losses[: NOISE_DIFFERENCES + 1]]
+    """The standard deviation of the logarithm of a single loss, from the differences between these losses."""
+    logs = [math.log(loss) for loss in losses]
     differences = [after - before for before, after in pairwise(logs)]
     middle = median(differences)
     spread = median(abs(one - middle) for one in differences)
