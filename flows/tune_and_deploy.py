@@ -26,6 +26,7 @@ from flows.release.data import resolve, upload_and_merge, validate_files
 from flows.release.endpoint_lock import endpoint_lock
 from flows.release.evaluation import measure_accuracy, smoke_test
 from flows.release.held_out import check_evaluation, evaluate
+from flows.release.known_model import refuse_unknown_model
 from flows.release.release_run import (
     ReleaseRun,
     begin,
@@ -40,10 +41,6 @@ from flows.release.training import judge, train
 from flows.rollout.opening import foresee
 from flows.rollout.result import RolloutResult
 from flows.shift_traffic import ready, shift_traffic
-from tasks.endpoints import NO_SUCH_ROUTE
-from tuneship.client import ApiError
-from tuneship.contract.errors import ModelNotFound
-from tuneship.prefect.connection import api
 
 
 @flow(
@@ -57,17 +54,7 @@ def tune_and_deploy(release: ReleaseParameters) -> ReleaseResult:
     """Tune a model, and shift traffic to it step by step while its gates allow it."""
     ready(release.canary)  # a plan that cannot run here is refused before anything is created
     chosen_trackers(release.tracking)  # and so is a setting that is wrong
-    name = "base_model" if release.model is None else "model"
-    # A typo must not wait for another release of the endpoint.
-    try:
-        api().models.get(str(getattr(release, name)))
-    except ApiError as error:
-        if isinstance(error, ModelNotFound):
-            text = error.message.replace("model_id", name, 1)
-            raise ModelNotFound(text, param=name) from None
-        # A bare server may be unable to say which models it has.
-        if error.status not in NO_SUCH_ROUTE:
-            raise
+    refuse_unknown_model(release)  # a typo must not wait for another release of the endpoint
     with endpoint_lock(release.endpoint):
         run = begin(release)
         try:

@@ -281,7 +281,7 @@ def waiting_script(
     monkeypatch.setenv("TUNESHIP_RECORDS", str(home / "records"))
     monkeypatch.setenv("TUNESHIP_DATA_DIR", str(home / "data"))
     params = machine.home / "waiting.json"
-    release = {"model_name": "m", "model": "ft:b:m:0123456789", "endpoint": {"name": ENDPOINT}}
+    release = {"model_name": "m", "model": "tuneship-tiny", "endpoint": {"name": ENDPOINT}}
     params.write_text(json.dumps(release))
     with machine.client() as client:
         settings = client.settings
