@@ -117,13 +117,13 @@ class Local:
     def _refuse_another_project(self) -> None:
         """Note whose processes these are. Raises `NotStarted` while another project's run, which has other flows."""
         owner = self._local.run_dir / "project"
-        other = owner.read_text().strip() if owner.is_file() else str(PROJECT)
+        other = owner.read_text().strip() if owner.is_file() else "that an earlier version started"
         if other != str(PROJECT) and any(self._processes.running(name) for name in NAMES):
             raise NotStarted(
                 f"the processes of the project {other} run: end them first (`down`), or give this project its own"
                 " TUNESHIP_DATA_DIR, TUNESHIP_RUN_DIR, TUNESHIP_PREFECT_DIR, TUNESHIP_BRIDGE_SECRET_FILE and ports"
             )
-        owner.write_text(f"{PROJECT}\n")
+        write_private(owner, f"{PROJECT}\n")
 
     def _auth_string(self) -> str:
         """Read the string for which the Prefect server asks; draw it at the first `up`, and when the file is lost.

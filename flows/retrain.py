@@ -27,6 +27,7 @@ from flows.forms.retrain_form import MinimumNewExamples, RetrainFile, Skipped, T
 from flows.release.closing import clean_up
 from flows.release.data import is_tagged, resolve
 from flows.release.endpoint_lock import endpoint_lock
+from flows.release.known_model import refuse_unknown_model
 from flows.release.new_data import last_success, new_parts, parts_of
 from flows.release.result import ReleaseResult
 from flows.shared.errors import BadInput
@@ -59,6 +60,7 @@ def retrain(
     """
     if release.data is None:
         raise BadInput("release.data is needed: retraining trains")
+    refuse_unknown_model(release)
     with endpoint_lock(release.endpoint):
         chosen = _choose(release, release.data, train_on, minimum_new_examples, dataset_id)
         if isinstance(chosen, Skipped):

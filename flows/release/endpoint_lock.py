@@ -54,12 +54,14 @@ def endpoint_lock(endpoint: EndpointChoice) -> Generator[None]:
         while not lock.take():
             time.sleep(POLL_SECONDS)
     _held.add(name)
-    with suppress(OSError):  # a full disk must not stop a release: whoever waits sees no name
-        write_private(holder, str(flow_run.root_flow_run_id))
     try:
+        with suppress(OSError):  # a full disk must not stop a release: whoever waits sees no name
+            write_private(holder, str(flow_run.root_flow_run_id))
         yield
     finally:
         _held.discard(name)
+        with suppress(OSError):
+            holder.unlink(missing_ok=True)
         lock.release()
 
 
@@ -68,9 +70,8 @@ def _named(holder: Path, records: ReleaseRecords) -> str:
     with suppress(OSError):
         record = records.of_flow_run(holder.read_text())
         if record is not None:
-            with suppress(
-                TuneshipError
-            ):  # a service without releases, or a key without their scope
+            # A service may have no releases, and a key may lack their scope.
+            with suppress(TuneshipError):
                 found = api().releases.list(limit=1, run_key=record.run_key).releases
                 if found:
                     return f"release {found[0].id} (run key {record.run_key})"

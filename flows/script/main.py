@@ -27,6 +27,7 @@ from prefect.settings import (
 from pydantic import BaseModel, ValidationError
 
 from flows.forms.release_form import DIRECTORY
+from flows.release.record_file import ReleaseRecord
 from flows.rollout.result import RollbackIncomplete
 from flows.rollout.rollback import stopping_signal
 from flows.script.console import Screen, open_screen, show_runs_on
@@ -271,12 +272,14 @@ def _how_it_is_left(result: Mapping[str, Any]) -> str:
     if outcome != "aborted":
         said = OUTCOMES[outcome]
     elif result.get("rollout_id") is None:
-        said = "No traffic was shifted."
+        # The clean-up may have failed before it wrote how the rollout ended.
+        is_known = ReleaseRecord(Path(result["record"])).last("rollout") is None
+        said = "No traffic was shifted." if is_known else "Look at the endpoint's traffic."
     elif reason in BY_THE_STOP:
         said = OUTCOMES["rolled_back"]
     else:
         said = f"The rollout had ended: {in_words(reason)}."
-    if outcome != "promoted":
+    if outcome == "aborted":
         said += " Run the same command to begin again; the service keeps the uploaded data."
     return f"{said[0].lower()}{said[1:]} Record: {result['record']}"
 

@@ -68,7 +68,7 @@ def test_a_data_file_that_does_not_exist_is_named(
 
 def test_an_unknown_key_is_named(services: RunningServices, tmp_path: Path) -> None:
     said = refused(services, tmp_path, release(ROWS, learning_rat=0.1))
-    assert "learning_rat: is not a known key (did you mean learning_rate?)" in said
+    assert "learning_rat: is not a known key (did you mean hyperparameters.learning_rate?)" in said
 
 
 def test_prompts_that_do_not_exist_are_refused_before_anything_is_made(

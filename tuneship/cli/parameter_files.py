@@ -101,9 +101,19 @@ def _suggestion(keys: Sequence[str], model: type[BaseModel]) -> str:
     schema = model.model_json_schema()
     inner: dict[str, Any] = schema.get("$defs", {})
     homes = [name for name, part in inner.items() if keys[-1] in part.get("properties", ())]
-    for section, part in schema.get("properties", {}).items():
+    top: dict[str, Any] = schema.get("properties", {})
+    for section, part in top.items():
         if len(keys) == 1 and any(f"'#/$defs/{home}'" in str(part) for home in homes):
             return f" here: it belongs to {section}"
-    known = {name for part in (schema, *inner.values()) for name in part.get("properties", ())}
-    near = get_close_matches(keys[-1], known - {keys[-1]}, n=1, cutoff=0.75)
-    return f" (did you mean {near[0]}?)" if near else ""
+    # What to write for each name: at the top, keys of sections with their section; further in, any key may be meant.
+    own = [section for section in top if len(keys) == 1 or section == keys[0]]
+    known = {
+        name: f"{section}.{name}" if len(keys) == 1 else name
+        for section in own
+        for home in inner
+        if len(keys) > 2 or f"'#/$defs/{home}'" in str(top[section])
+        for name in inner[home].get("properties", ())
+    }
+    known |= {name: name for name in top} if len(keys) == 1 else {}
+    near = get_close_matches(keys[-1], known.keys() - {keys[-1]}, n=1, cutoff=0.75)
+    return f" (did you mean {known[near[0]]}?)" if near else ""

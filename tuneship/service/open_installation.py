@@ -262,7 +262,7 @@ def _lost_files(blobs: Blobs, named: Set[str]) -> str | None:
     if blobs.is_remote:
         what = "copy the files of the data directory there"
     wanted = count(len(named), "dataset or model", "datasets and models")
-    return f"none of {wanted} that the database names is in {blobs.place}: {what}"
+    return f"the database names {wanted}, and {blobs.place} has none of them: {what}"
 
 
 def _check_files(

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import sqlalchemy as sa
@@ -236,16 +236,26 @@ def test_a_change_whose_digests_were_made_to_fit_is_named(
     assert verified(released, members).exit_code == 4
 
 
+def _noted(value: Any, gate: str) -> Any:
+    """The value where each result of this gate is a note in other words."""
+    if isinstance(value, list):
+        return [_noted(one, gate) for one in cast("list[Any]", value)]
+    if not isinstance(value, dict):
+        return value
+    found = {key: _noted(one, gate) for key, one in cast("dict[str, Any]", value).items()}
+    return found | ({"state": "note", "note": "other"} if found.get("name") == gate else {})
+
+
 def test_sentences_of_another_version_are_no_change(released: Released, members: Members) -> None:
     for path in (("in_words",), ("forecast", "in_words")):
         json_change("result.json", put(*path, value=["other words"]))(members)
-    gates = json.loads(members["result.json"])["training_gates"]
-    note = next(gate["note"] for gate in gates if gate["name"] == "T3 learned")
-    words = note.partition(":")[0].encode()
-    assert words in members["release.jsonl"]
+    # T2 of an ended job is a note or a pass, by a measure that is another one in 26.12.0.
     card = hashlib.sha256(members["model_card.json"]).hexdigest().encode()
-    for name in members.keys() - {"training.json", MANIFEST}:
-        members[name] = members[name].replace(words, b"other words")
+    for name in ("result.json", "release.jsonl", "model_card.json"):
+        parts = members[name].splitlines() if name == "release.jsonl" else [members[name]]
+        members[name] = b"\n".join(
+            json.dumps(_noted(json.loads(part), "T2 divergence")).encode() for part in parts
+        )
     changed = ModelCard.model_validate_json(members["model_card.json"])
     members["model_card.md"] = as_markdown(changed).encode()
     new_card = hashlib.sha256(members["model_card.json"]).hexdigest().encode()

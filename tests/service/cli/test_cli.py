@@ -397,7 +397,7 @@ def test_the_audit_chain_is_verified_with_the_heads_that_were_signed(
     good = audit_command(installed, "verify")
     assert (good.exit_code, good.stdout) == (
         0,
-        "the chain is unbroken: 3 rows, 1 signed head among them\n",
+        "the chain is unbroken: 3 rows, with 1 signed head\n",
     )
     table = audit.audit
     with installed.database.write() as connection:

@@ -39,7 +39,7 @@ def test_the_files_are_copied_first_and_then_the_bucket_is_the_installations(
 ) -> None:
     installed.options["blob_url"] = bucket
     message = installed.refused()
-    assert f"none of 2 datasets and models that the database names is in {bucket}" in message
+    assert f"the database names 2 datasets and models, and {bucket} has none of them" in message
     assert "copy the files of the data directory there" in message
     copy()
     for _ in range(2):

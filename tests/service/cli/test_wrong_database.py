@@ -205,7 +205,7 @@ def test_files_that_are_not_mounted_are_missed_before_anything_fails_for_want_of
     blobs = installed.data_dir / "blobs"
     blobs.rename(installed.data_dir / "kept")
     blobs.mkdir(mode=0o700)
-    assert "none of 3 datasets and models that the database names is in" in installed.refused()
+    assert "the database names 3 datasets and models, and " in installed.refused()
     blobs.rmdir()
     (installed.data_dir / "kept").rename(blobs)
     with installed.started():

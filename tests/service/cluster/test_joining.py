@@ -181,6 +181,6 @@ def test_a_bucket_without_the_files_of_the_rows_is_refused(
     with first.write() as connection:
         row = blank | {"created_at": NOW, "updated_at": NOW}
         connection.execute(sa.insert(tables.datasets).values(**row))
-    with pytest.raises(FilesOfAnotherTime, match="none of 1 dataset or model"):
+    with pytest.raises(FilesOfAnotherTime, match="the database names 1 dataset or model"):
         join(tmp_path / "b", given)
     first.close()

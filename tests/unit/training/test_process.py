@@ -297,8 +297,7 @@ def test_no_text_of_the_data_reaches_the_progress(make_job: "JobMaker", tmp_path
     assert "CANARY" not in (job.directory / "progress.jsonl").read_text()
     messages = [line["message"] for line in job.of_kind("log")]
     assert messages[0] == (
-        "training examples that are longer than the context length of 256 tokens and were cut: 8; dropped, since "
-        "nothing was left to learn: 4"
+        "cut to the context length of 256 tokens: 8 training examples; dropped, since nothing was left to learn: 4"
     )
     assert messages[1].startswith("no validation dataset: 1 of 8 training examples")
 

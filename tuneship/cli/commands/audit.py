@@ -87,7 +87,7 @@ def verify(
             NO_HEADS,
         )
     typer.echo(
-        f"the chain is unbroken: {count(last, 'row')}, {count(len(kept), 'signed head')} among them"
+        f"the chain is unbroken: {count(last, 'row')}, with {count(len(kept), 'signed head')}"
     )
     if unlinked.oldest is not None:
         oldest = render_time_ms(unlinked.oldest)

@@ -31,6 +31,8 @@ from tuneship.store.records.audit import AuditRecord, Chain, Person
 
 logger = logging.getLogger(__name__)
 
+# The answer does not say which of the three it is.
+NOT_VALID = "the API key or the client id is not valid, or the key has expired"
 # `tsk_`, the public part, `_`, 32 bytes in Base64, `_`, and the checksum.
 KEY_LENGTH = 4 + 8 + 1 + 43 + 1 + 6
 # A longer header holds no key, and is not searched for one.
@@ -313,9 +315,7 @@ class Keys:
             or (client_ids is not None and row["client_id"] != client_ids[0])
             or not is_in_force(row, now)
         ):
-            raise AuthenticationError(
-                "the API key or the client id is not valid, or the key has expired"
-            )
+            raise AuthenticationError(NOT_VALID)
         noted = self._noted.get(public)
         # The clock may have been set back: then the time that was noted lies ahead.
         if noted is None or not timedelta(0) <= now - noted < USE_GRAIN:

@@ -15,7 +15,7 @@ from tuneship.contract.errors import (
     InvalidRequestError,
     RateLimitExceeded,
 )
-from tuneship.service.access.api_keys import Principal
+from tuneship.service.access.api_keys import NOT_VALID, Principal
 from tuneship.service.access.audit_facts import OPAQUE_ID
 from tuneship.service.http.boundary import Boundary
 from tuneship.service.http.contexts import record_failure
@@ -146,9 +146,7 @@ class EntryMiddleware:
                 if not keys.has_fresh_ids():
                     await asyncio.to_thread(keys.is_issued, given)
             if not keys.is_issued(given):
-                raise AuthenticationError(
-                    "the API key or the client id is not valid, or the key has expired"
-                )
+                raise AuthenticationError(NOT_VALID)
         return await asyncio.to_thread(keys.authenticate, given, clients)
 
     def _count(self, scope: Scope, status: int, started: float) -> None:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tuneship.contract.common import count
 from tuneship.contract.lines import strict_json
 from tuneship.contract.lines.dataset_lines import DatasetFormat
 from tuneship.contract.lines.example_problem import ExampleProblem
@@ -97,8 +98,9 @@ def read_data(
         if result.truncated:
             progress.log(
                 "warning",
-                f"{name} examples that are longer than the context length of {encoder.context_length} tokens and were "
-                f"cut: {result.truncated}; dropped, since nothing was left to learn: {result.dropped}",
+                f"cut to the context length of {encoder.context_length} tokens: "
+                f"{count(result.truncated, f'{name} example')}; dropped, since nothing was left to learn: "
+                f"{result.dropped}",
             )
         return result
 

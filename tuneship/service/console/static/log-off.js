@@ -35,9 +35,11 @@ async function ask(method) {
   }
 }
 
-// Leaves if the session of this page has ended.
+// Leaves if the session of this page has ended; answers what `ask` does.
 export async function check(method = "GET") {
-  if (await ask(method) === false) leave();
+  const lasts = await ask(method);
+  if (lasts === false) leave();
+  return lasts;
 }
 
 const left = () => Math.ceil((Math.min(idleEnd, wholeEnd) - Date.now()) / 1000);
@@ -53,8 +55,7 @@ async function look() {
   document.getElementById("log-off-left").textContent = left();
   if (knows) return;
   knows = true;
-  await check();
-  if (isLeaving || left() > warning) return;
+  if (await check() === false || left() > warning) return;
   for (const one of dialog.querySelectorAll("[data-if]")) one.hidden = one.dataset.if !== (wholeEnd <= idleEnd ? "whole" : "idle");
   dialog.showModal();
 }
@@ -77,11 +78,7 @@ export function leave() {
 }
 
 async function stay() {
-  if (wholeEnd > idleEnd) {
-    const lasts = await ask("POST");
-    if (lasts === false) leave();
-    if (!lasts) return;
-  }
+  if (wholeEnd > idleEnd && !(await check("POST"))) return;
   dialog.close();
   look();
 }

@@ -1,9 +1,9 @@
 """Keeps an open page as it is in the service: one stream of server-sent events for each page.
 
 A look follows every write of this process or, in a cluster, of another member: a few at once, and over time one each
-second. Every few seconds the page is rendered again, since its words may name a time; it is read again only if metrics,
-logs or the like have been written meanwhile. The whole content is sent when it has changed; the browser puts in place
-what differs.
+second. Every few seconds the page is rendered again, since its words may name a time; it is read again if metrics, logs
+or the like have been written meanwhile, and now and then in any case. The whole content is sent when it has changed;
+the browser puts in place what differs.
 """
 
 import asyncio
