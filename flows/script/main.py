@@ -27,7 +27,6 @@ from prefect.settings import (
 from pydantic import BaseModel, ValidationError
 
 from flows.forms.release_form import DIRECTORY
-from flows.release.record_file import ReleaseRecord
 from flows.rollout.result import RollbackIncomplete
 from flows.rollout.rollback import stopping_signal
 from flows.script.console import Screen, open_screen, show_runs_on
@@ -272,9 +271,10 @@ def _how_it_is_left(result: Mapping[str, Any]) -> str:
     if outcome != "aborted":
         said = OUTCOMES[outcome]
     elif result.get("rollout_id") is None:
-        # The clean-up may have failed before it wrote how the rollout ended.
-        is_known = ReleaseRecord(Path(result["record"])).last("rollout") is None
-        said = "No traffic was shifted." if is_known else "Look at the endpoint's traffic."
+        said = "No traffic was shifted."
+        # The clean-up, which writes how a rollout has ended, may have failed.
+        if result.get("candidate_deployment_id") is not None:
+            said = "No end of a rollout is recorded: check the traffic of the endpoint."
     elif reason in BY_THE_STOP:
         said = OUTCOMES["rolled_back"]
     else:

@@ -27,7 +27,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"users": " \n"}, "model_card.users: must not be blank: leave it out"),
     ({"users": {"of": PLANTED}}, "model_card.users: should be a valid string"),
-    ({"user": PLANTED}, "model_card.user: is not a known key"),
+    ({"user": PLANTED}, "model_card.user: is not a known key (did you mean users?)"),
     (
         {"decision_role": PLANTED},
         "model_card.decision_role: should be 'informs', 'augments' or 'replaces'",
