@@ -117,10 +117,11 @@ class Local:
     def _refuse_another_project(self) -> None:
         """Note whose processes these are. Raises `NotStarted` while another project's run, which has other flows."""
         owner = self._local.run_dir / "project"
-        other = owner.read_text().strip() if owner.is_file() else "that an earlier version started"
+        other = owner.read_text().strip() if owner.is_file() else ""
         if other != str(PROJECT) and any(self._processes.running(name) for name in NAMES):
+            whose = f"the project {other}" if other else "an earlier version"
             raise NotStarted(
-                f"the processes of the project {other} run: end them first (`down`), or give this project its own"
+                f"the processes of {whose} run: end them first (`down`), or give this project its own"
                 " TUNESHIP_DATA_DIR, TUNESHIP_RUN_DIR, TUNESHIP_PREFECT_DIR, TUNESHIP_BRIDGE_SECRET_FILE and ports"
             )
         write_private(owner, f"{PROJECT}\n")

@@ -163,12 +163,18 @@ def test_a_file_that_holds_no_string_of_a_prefect_server_is_an_error_that_names_
         local._auth_string()
 
 
-def test_an_up_beside_the_processes_of_another_project_starts_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("noted", "whose"), [("/srv/another\n", "the project /srv/another"), ("", "an earlier version")]
+)
+def test_an_up_beside_processes_that_are_not_its_own_starts_nothing(
+    tmp_path: Path, noted: str, whose: str
+) -> None:
     processes = ProcessFolder(tmp_path)
     processes.start("worker", SLEEP, os.environ, lambda: True)
-    (tmp_path / "project").write_text("/srv/another\n")
+    if noted:
+        (tmp_path / "project").write_text(noted)
     try:
-        with pytest.raises(NotStarted, match=r"the processes of the project /srv/another run"):
+        with pytest.raises(NotStarted, match=f"the processes of {whose} run"):
             Local(LocalSettings(run_dir=tmp_path), ServiceSettings(data_dir=tmp_path)).up()
         assert processes.running("service") is None
     finally:
