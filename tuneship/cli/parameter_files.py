@@ -109,7 +109,7 @@ def _suggestion(keys: Sequence[str], model: type[BaseModel]) -> str:
     own = [section for section in top if len(keys) == 1 or section == keys[0]]
     known = {
         name: f"{section}.{name}" if len(keys) == 1 else name
-        for section in own
+        for section in reversed(own)  # the first section that has the key wins
         for home in inner
         if len(keys) > 2 or f"'#/$defs/{home}'" in str(top[section])
         for name in inner[home].get("properties", ())
