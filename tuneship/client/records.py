@@ -201,7 +201,7 @@ def _from_csv(file: BinaryIO, name: str, columns: Columns | None) -> Iterator[Re
     lines = _decoded(_lines(file, name), name)
     first = next(lines, "")
     # Where numbers are written with a comma, spreadsheets separate cells by semicolons.
-    mark = next((one for one in ",;\t" if one in QUOTED.sub("", first)), ",")
+    mark = max(",;\t", key=QUOTED.sub("", first).count)
     reader = csv.reader(chain([first] if first else [], lines), delimiter=mark, strict=True)
     places: dict[str, int] | None = None
     width, start = 0, 1

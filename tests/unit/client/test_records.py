@@ -178,6 +178,14 @@ def test_the_cells_of_a_csv_file_are_separated_as_in_its_first_line(
     assert list(records(written(tmp_path, text))) == [{"instruction": "a, b; c", "response": "d"}]
 
 
+def test_a_comma_in_a_column_s_name_does_not_separate_cells(tmp_path: Path) -> None:
+    text = "instruction;response;notes, private\na;b;c, d\n"
+    (read,) = pd.read_csv(io.StringIO(text), sep=";").to_dict("records")
+    columns = {"instruction": "instruction", "response": "response"}
+    (found,) = records(written(tmp_path, text), columns)
+    assert found == {name: read[name] for name in columns}
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
