@@ -24,7 +24,7 @@ from flows.shared.links import has_console
 from flows.shared.release_lines import RELEASES, announcement, batch, name_of, sendable
 from tuneship.client import ApiError, Client, TuneshipError, base_url
 from tuneship.contract.releases import GivenAnswer, ReleaseLines
-from tuneship.prefect.connection import api, open_client
+from tuneship.prefect.connection import api, before_disconnect, open_client
 
 TIMEOUT_S = 2.0
 # Looks are sent together; every other line takes them along at once.
@@ -280,6 +280,14 @@ def finish() -> None:
             done = threading.Event()
             sender.news.put(done)
             done.wait(FINISH_WITHIN_S)
+
+
+@before_disconnect
+def _end() -> None:
+    for sender in _senders:
+        sender.news.put(None)
+        if sender.is_alive():
+            sender.join(FINISH_WITHIN_S)
 
 
 def publish_left(paths: Iterable[Path], now: datetime) -> None:

@@ -32,6 +32,16 @@ class _Connection:
 
 
 _connected: list[_Connection] = []
+_before_disconnect: list[Callable[[], None]] = []
+
+
+def before_disconnect(end: Callable[[], None]) -> Callable[[], None]:
+    """Call `end`, which is returned, before the client of this process is closed.
+
+    It ends a thread that uses the client: a connection that the thread is opening at that moment would stay open.
+    """
+    _before_disconnect.append(end)
+    return end
 
 
 def connect(settings: ClientSettings, client: Client | None = None) -> None:
@@ -49,6 +59,8 @@ def connect(settings: ClientSettings, client: Client | None = None) -> None:
 
 def disconnect() -> None:
     """Forget the service; the next task reads the environment again."""
+    for end in _before_disconnect if _connected else ():
+        end()
     while _connected:
         _connected.pop().client.close()
 

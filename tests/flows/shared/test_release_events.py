@@ -6,12 +6,14 @@ The service is a fake that obeys the contract; the records are real files, writt
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -400,3 +402,25 @@ def test_a_process_that_is_killed_leaves_the_rest_to_the_next_one(
     assert ended.returncode == 0
     assert is_complete(service, rollout.path), "the last process sends the rest before it ends"
     assert BASELINE in json.dumps(service.lines)
+
+
+def test_no_connection_stays_open_that_the_sender_was_opening_at_the_end(
+    service: ReleaseService, own: ReleaseRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect, opened, is_connecting = socket.create_connection, list[socket.socket](), Event()
+
+    def slowly(*given: Any, **named: Any) -> socket.socket:
+        is_connecting.set()
+        time.sleep(0.2)
+        opened.append(connect(*given, **named))
+        return opened[-1]
+
+    monkeypatch.setattr(socket, "create_connection", slowly)
+    write_own(own)
+    assert is_connecting.wait(PATIENCE_S)
+    (sender,) = release_events._senders
+    disconnect()
+    sender.news.put(None)
+    sender.join(PATIENCE_S)
+    assert opened
+    assert all(one.fileno() == -1 for one in opened)
